@@ -1,0 +1,1 @@
+"""The vocabulary of the service: values, states, errors, limits. Imports nothing of ours."""

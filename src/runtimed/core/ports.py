@@ -1,0 +1,156 @@
+"""The seams between rooms: what the API and the control room may ask of a node and of a guest.
+
+The node implements `Node` with real machines; tests with fakes that pass the same contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from runtimed.core.commands import Captured, Command, ProcessEvent, ProcessInfo
+from runtimed.core.files import FileEntry, FileHead, WriteOptions
+from runtimed.core.ids import ProcessId, SandboxId
+from runtimed.core.specs import Capacity, MachineSpec, Started, UserName
+
+
+class FileReading(Protocol):
+    """An open read: the head first, then chunks, pushed back by a slow reader."""
+
+    head: FileHead
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The bytes. Raises Interrupted when the machine goes away in the middle."""
+
+
+class GuestProcesses(Protocol):
+    """Commands and processes of one running machine."""
+
+    async def capture(self, process_id: ProcessId, command: Command, *, keep_bytes: int) -> Captured:
+        """Run to the end, keeping head and tail of each stream (`keep_bytes` in all for each).
+
+        Raises:
+            CwdNotFound, ProcessLimit, InvalidRequest: nothing ran.
+            OutcomeUnknown: the machine went away after the start.
+        """
+
+    async def spawn(self, process_id: ProcessId, command: Command) -> ProcessInfo:
+        """Start and return at once. The same id again answers the process that has it (idempotent)."""
+
+    def run(self, process_id: ProcessId, command: Command) -> AbstractAsyncContextManager[AsyncIterator[ProcessEvent]]:
+        """Start and read along; leaving early leaves the process running. The first event is Began."""
+
+    def follow(
+        self, process_id: ProcessId, *, cursor: int, live: bool = True
+    ) -> AbstractAsyncContextManager[AsyncIterator[ProcessEvent]]:
+        """Read from a position on. With `live` the last event is Ended; without, it stops after what is there."""
+
+    async def processes(self) -> list[ProcessInfo]: ...
+
+    async def process(self, process_id: ProcessId) -> ProcessInfo:
+        """Raises ProcessNotFound."""
+
+    async def write_stdin(self, process_id: ProcessId, *, offset: int, data: bytes, eof: bool) -> int:
+        """Position after what was taken; bytes before `offset` that were taken already are ignored.
+
+        Raises StdinClosed, ProcessNotFound.
+        """
+
+    async def signal(self, process_id: ProcessId, name: str) -> None: ...
+
+    async def resize(self, process_id: ProcessId, *, cols: int, rows: int) -> None: ...
+
+
+class GuestFiles(Protocol):
+    """Files of one running machine. Paths are absolute; errors are those of core.errors and name the path."""
+
+    def read(self, path: str, *, user: UserName) -> AbstractAsyncContextManager[FileReading]: ...
+
+    async def write(
+        self,
+        path: str,
+        data: AsyncIterator[bytes],
+        *,
+        size: int | None,
+        mode: int | None,
+        user: UserName,
+        durable: bool,
+    ) -> FileEntry:
+        """Replace atomically, making parents; a shorter stream than `size` leaves the old file."""
+
+    async def begin_upload(self, upload_id: str, path: str, *, size: int, mode: int | None, user: UserName) -> None: ...
+
+    async def put_chunk(self, upload_id: str, *, offset: int, data: bytes) -> None:
+        """Chunks in any order; the same chunk twice is once."""
+
+    async def commit_upload(self, upload_id: str, *, sha256: str | None) -> FileEntry:
+        """Raises UploadIncomplete (bytes missing or another digest), UploadNotFound."""
+
+    async def abort_upload(self, upload_id: str) -> None: ...
+
+    async def list(
+        self, path: str, *, depth: int, glob: str | None, hidden: bool, limit: int, user: UserName
+    ) -> list[FileEntry]: ...
+
+    async def stat(self, path: str, *, user: UserName) -> FileEntry | None: ...
+
+    async def mkdir(self, path: str, *, parents: bool, user: UserName) -> None: ...
+
+    async def remove(self, path: str, *, recursive: bool, user: UserName) -> bool: ...
+
+    async def rename(self, source: str, target: str, *, overwrite: bool, user: UserName) -> None: ...
+
+    async def chmod(self, path: str, *, mode: int, user: UserName) -> None: ...
+
+    def read_archive(
+        self, path: str, *, gzip: bool, exclude: tuple[str, ...], user: UserName
+    ) -> AbstractAsyncContextManager[FileReading]:
+        """A folder as one tar; head.size is 0 because it is not known."""
+
+    async def write_archive(self, path: str, data: AsyncIterator[bytes], *, user: UserName) -> None:
+        """Unpack a tar or tar.gz into a folder, merging. Raises UnsafeArchive before anything outside is touched."""
+
+
+class Guest(Protocol):
+    """A running machine's inside."""
+
+    processes: GuestProcesses
+    files: GuestFiles
+
+    async def ping(self) -> None:
+        """Raises GuestUnresponsive when the agent does not answer in time."""
+
+    async def update(self, *, env: dict[str, str], user: UserName) -> None:
+        """New environment and default user for what starts from now on."""
+
+
+class MachineEnded(Protocol):
+    """Called once for each machine whose process ended without `stop` having been asked."""
+
+    async def __call__(self, sandbox_id: SandboxId, why: str) -> None: ...
+
+
+class Node(Protocol):
+    """Machines of one host."""
+
+    async def start(self, spec: MachineSpec) -> Started:
+        """Start and identify a machine. If this raises or is cancelled, the host looks as it did before.
+
+        Raises:
+            NoCapacity, HostUnavailable, ImageNotFound, StartFailed.
+        """
+
+    async def stop(self, sandbox_id: SandboxId) -> None:
+        """End the machine and everything of it on the host. Stopping one that is not there is done already."""
+
+    def guest(self, sandbox_id: SandboxId) -> Guest:
+        """Raises MachineGone when there is none."""
+
+    def running(self) -> frozenset[SandboxId]:
+        """Sandboxes that have a machine, read from the host and never from memory of the API."""
+
+    def capacity(self) -> Capacity: ...
+
+    def on_ended(self, told: MachineEnded) -> None:
+        """Who is told about machines that ended by themselves."""

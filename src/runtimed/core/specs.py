@@ -1,0 +1,59 @@
+"""What is asked of a node: the frozen values that travel downwards from the API to the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runtimed.core.ids import SandboxId
+
+UserName = Literal["sandbox", "root"]
+"""`sandbox` is uid 1000 `runtime` inside; `root` is root inside, which is nobody outside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The size of a machine. Every distinct shape of an image may have a template of its own."""
+
+    vcpu: int
+    memory_mib: int
+    disk_mib: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSpec:
+    """One machine to be started for one sandbox."""
+
+    sandbox_id: SandboxId
+    image: str
+    """An image's name or id; the node resolves it."""
+    shape: Shape
+    hostname: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Under every command, process and terminal of the sandbox."""
+    user: UserName = "sandbox"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """How a machine came up, for the receipt: each step in milliseconds since it was asked."""
+
+    how: Literal["spare", "template", "cold"]
+    image_id: str
+    steps_ms: Mapping[str, float]
+    clock_skew_ms: float
+    """Guest clock minus host clock, read back after it was set."""
+    entropy_reseeded: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What a node has left to give. Memory is reserved whole; vCPUs may be shared by a factor the operator sets."""
+
+    vcpu_total: int
+    vcpu_used: int
+    memory_total_mib: int
+    memory_used_mib: int
+    machines: int
+    machines_max: int
