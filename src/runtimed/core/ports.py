@@ -67,17 +67,8 @@ class GuestFiles(Protocol):
 
     def read(self, path: str, *, user: UserName) -> AbstractAsyncContextManager[FileReading]: ...
 
-    async def write(
-        self,
-        path: str,
-        data: AsyncIterator[bytes],
-        *,
-        size: int | None,
-        mode: int | None,
-        user: UserName,
-        durable: bool,
-    ) -> FileEntry:
-        """Replace atomically, making parents; a shorter stream than `size` leaves the old file."""
+    async def write(self, path: str, data: AsyncIterator[bytes], options: WriteOptions) -> FileEntry:
+        """Replace atomically, making parents; a shorter stream than asked leaves the old file."""
 
     async def begin_upload(self, upload_id: str, path: str, *, size: int, mode: int | None, user: UserName) -> None: ...
 
