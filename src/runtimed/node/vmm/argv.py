@@ -1,0 +1,141 @@
+"""Says how QEMU is called: command lines as pure functions of what is wanted, option and value together.
+
+Paths are those inside the jail: `/m` the machine's own folder (the only one it may write), `/t` its template's,
+`/i` the image's files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runtimed.core.specs import Shape
+
+Accel = Literal["kvm", "tcg"]
+
+MACHINE_DIR, TEMPLATE_DIR, IMAGE_DIR = "/m", "/t", "/i"
+KERNEL, INITRD, ROOTFS, AGENT_DISK = "vmlinux", "initrd.cpio", "rootfs.img", "agent.img"
+MEMORY, DEVICE_STATE, DISK = "memory", "state", "disk.qcow2"
+QMP_SOCKET, AGENT_SOCKET = "qmp.sock", "agent.sock"
+
+CONSOLE_RING_BYTES = 64 * 1024
+"""The guest's console is kept in QEMU and overwrites itself, so that a guest cannot fill the host's disk with it."""
+
+TCG_CODE_CACHE_MIB = 128
+"""Unbounded it grows to 800 MiB after `import pandas`; with this, the same speed at half of the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulator:
+    """What is the same for every machine of this host."""
+
+    command: tuple[str, ...]
+    """How to start qemu-system-x86_64 inside the jail."""
+    accel: Accel
+    tsc_khz: int
+
+
+def kernel_line(emulator: Emulator) -> str:
+    """The guest's kernel command line.
+
+    `tsc_early_khz`: without it, boots hang in the calibration of the clock under emulation (6 to 8 of 30).
+    `panic=-1 reboot=t`: a guest that panics ends its machine instead of hanging.
+    """
+    parts = [
+        "console=ttyS0",
+        "loglevel=6",
+        "reboot=t",
+        "panic=-1",
+        "no_timer_check",
+        "mitigations=off",
+        "random.trust_cpu=on",
+        "cgroup_no_v1=all",
+    ]
+    if emulator.accel == "tcg":
+        parts += ["tsc=reliable", f"tsc_early_khz={emulator.tsc_khz}"]
+    return " ".join(parts)
+
+
+def _accel(emulator: Emulator) -> list[str]:
+    if emulator.accel == "kvm":
+        return ["-accel", "kvm", "-cpu", "host"]
+    return ["-accel", f"tcg,thread=multi,tb-size={TCG_CODE_CACHE_MIB}", "-cpu", "max,la57=off"]
+
+
+def _memory(shape: Shape, *, private: bool) -> list[str]:
+    if private:  # a clone: copy on write over the template's file, which is opened read-only (QEMU 8.2 and later)
+        where = f"mem-path={TEMPLATE_DIR}/{MEMORY},share=off,readonly=on,rom=off"
+    else:
+        where = f"mem-path={MACHINE_DIR}/{MEMORY},share=on"
+    return ["-m", f"{shape.memory_mib}M", "-object", f"memory-backend-file,id=mem,size={shape.memory_mib}M,{where}"]
+
+
+def _disks(*, private: bool) -> list[str]:
+    image, template, machine = IMAGE_DIR, TEMPLATE_DIR, MACHINE_DIR
+    # Base files are shared by every machine and never written, hence no locking.
+    shared = "read-only=on,file.driver=file,file.locking=off"
+    argv = ["-blockdev", f"driver=raw,node-name=rootfs,{shared},file.filename={image}/{ROOTFS}"]
+    backing = "rootfs"
+    if private:
+        argv += ["-blockdev", f"driver=qcow2,node-name=saved,{shared},file.filename={template}/{DISK},backing=rootfs"]
+        backing = "saved"
+    # cache.no-flush: a guest's flush reaches the host's page cache, so that data survives the machine but not
+    # a power cut of the host, which a sandbox does not promise.
+    argv += [
+        "-blockdev",
+        f"driver=qcow2,node-name=disk0,file.driver=file,file.filename={machine}/{DISK},backing={backing},"
+        "discard=unmap,cache.no-flush=on",
+        "-device",
+        "virtio-blk-device,drive=disk0,serial=rootfs",
+        "-blockdev",
+        f"driver=raw,node-name=agent,{shared},file.filename={image}/{AGENT_DISK}",
+        "-device",
+        "virtio-blk-device,drive=agent,serial=agent",
+    ]
+    return argv
+
+
+def qemu_argv(emulator: Emulator, shape: Shape, *, restore: bool) -> list[str]:
+    """One microVM: a cold boot whose memory is a file of its own, or (`restore`) a clone of the template in `/t`."""
+    argv = [
+        *emulator.command,
+        "-machine",
+        "microvm,pit=off,pic=off,rtc=off,suppress-vmdesc=on,memory-backend=mem",
+        *_accel(emulator),
+        "-smp",
+        str(shape.vcpu),
+        *_memory(shape, private=restore),
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+        "-kernel",
+        f"{IMAGE_DIR}/{KERNEL}",
+        "-initrd",
+        f"{IMAGE_DIR}/{INITRD}",
+        "-append",
+        kernel_line(emulator),
+        *_disks(private=restore),
+        "-chardev",
+        f"ringbuf,id=console,size={CONSOLE_RING_BYTES}",
+        "-serial",
+        "chardev:console",
+        "-device",
+        "virtio-serial-device",
+        "-chardev",
+        f"socket,id=agent,path={MACHINE_DIR}/{AGENT_SOCKET},server=on,wait=off",
+        "-device",
+        "virtserialport,chardev=agent,name=agent",
+        "-qmp",
+        f"unix:{MACHINE_DIR}/{QMP_SOCKET},server=on,wait=off",
+    ]
+    if restore:
+        argv += ["-incoming", "defer"]  # then `load` over the monitor; the vCPUs run as soon as it is done
+    return argv
+
+
+IGNORE_SHARED = {"capabilities": [{"capability": "x-ignore-shared", "state": True}]}
+"""Device state without memory: what is in the template's file is not in the stream. Only QMP can say so."""

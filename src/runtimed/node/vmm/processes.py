@@ -1,0 +1,54 @@
+"""Knows a process for sure: by pid, start time and program, so that a pid used again is never signalled."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessMark:
+    """Enough to say later whether this is still the same process."""
+
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat: clock ticks since the host booted."""
+    program: str
+    """Name of the program, as the kernel shows it (15 characters)."""
+
+
+def mark(pid: int) -> ProcessMark | None:
+    """The mark of a live process; None when there is none or it has ended and waits to be reaped."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    program = text[text.index("(") + 1 : text.rindex(")")]
+    fields = text[text.rindex(")") + 2 :].split()
+    if fields[0] in "ZX":
+        return None
+    return ProcessMark(pid=pid, start_ticks=int(fields[19]), program=program)
+
+
+def same(seen: ProcessMark) -> bool:
+    """Whether the marked process is still alive. Its program may have changed by exec, its start time cannot."""
+    now = mark(seen.pid)
+    return now is not None and now.start_ticks == seen.start_ticks
+
+
+def end(seen: ProcessMark) -> None:
+    """Kill exactly the marked process, or nothing. Idempotent."""
+    try:
+        handle = os.pidfd_open(seen.pid)
+    except ProcessLookupError:
+        return
+    try:
+        # Between the two lines the pid cannot change hands: the handle names one process for good.
+        if same(seen):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(handle)
