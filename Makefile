@@ -1,0 +1,38 @@
+# One command each; every target first makes sure that what it needs is there.
+.PHONY: help setup demo test check bench clean
+.DEFAULT_GOAL := help
+
+PYTHON := .venv/bin/python
+
+help:
+	@echo "make demo    set everything up and watch two LlamaIndex agents use microVMs"
+	@echo "make test    every check and every test, real microVMs included"
+	@echo "make check   lint, types, generated files, import table, sizes (no microVM)"
+	@echo "make bench   measure, and write bench/out/latest.json"
+	@echo "make clean   stop the local service and remove what was made in this folder"
+
+setup:
+	@tools/setup
+
+demo: setup
+	@tools/demo
+
+check: setup
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	MYPYPATH=src:examples $(PYTHON) -m mypy --config-file pyproject.toml examples/*.py
+	@for tool in unasync copy_frames openapi; do \
+	    if [ -e tools/$$tool.py ]; then echo "tools/$$tool.py --check"; $(PYTHON) tools/$$tool.py --check || exit 1; fi; done
+	$(PYTHON) -m pytest -q tests/style
+
+test: check
+	$(PYTHON) -m pytest
+
+bench: setup
+	$(PYTHON) -m bench
+
+clean:
+	@if [ -x .venv/bin/runtime ]; then .venv/bin/runtime server stop || true; fi
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
