@@ -1,7 +1,7 @@
 """Says how QEMU is called: command lines as pure functions of what is wanted, option and value together.
 
-Paths are those inside the jail: `/m` the machine's own folder (the only one it may write), `/t` its template's,
-`/i` the image's files.
+In a jail the paths are `/m` for the machine's own folder (the only one it may write), `/t` for its template's and `/i`
+for the image's files.
 """
 
 from __future__ import annotations
@@ -13,10 +13,22 @@ from runtimed.core.specs import Shape
 
 Accel = Literal["kvm", "tcg"]
 
-MACHINE_DIR, TEMPLATE_DIR, IMAGE_DIR = "/m", "/t", "/i"
 KERNEL, INITRD, ROOTFS, AGENT_DISK = "vmlinux", "initrd.cpio", "rootfs.img", "agent.img"
 MEMORY, DEVICE_STATE, DISK = "memory", "state", "disk.qcow2"
 QMP_SOCKET, AGENT_SOCKET = "qmp.sock", "agent.sock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where QEMU finds its files; the defaults are those of the jail."""
+
+    machine: str = "/m"
+    template: str = "/t"
+    kernel: str = f"/i/{KERNEL}"
+    initrd: str = f"/i/{INITRD}"
+    rootfs: str = f"/i/{ROOTFS}"
+    agent_disk: str = f"/i/{AGENT_DISK}"
+
 
 CONSOLE_RING_BYTES = 64 * 1024
 """The guest's console is kept in QEMU and overwrites itself, so that a guest cannot fill the host's disk with it."""
@@ -62,41 +74,43 @@ def _accel(emulator: Emulator) -> list[str]:
     return ["-accel", f"tcg,thread=multi,tb-size={TCG_CODE_CACHE_MIB}", "-cpu", "max,la57=off"]
 
 
-def _memory(shape: Shape, *, private: bool) -> list[str]:
+def _memory(shape: Shape, places: Places, *, private: bool) -> list[str]:
     if private:  # a clone: copy on write over the template's file, which is opened read-only (QEMU 8.2 and later)
-        where = f"mem-path={TEMPLATE_DIR}/{MEMORY},share=off,readonly=on,rom=off"
+        where = f"mem-path={places.template}/{MEMORY},share=off,readonly=on,rom=off"
     else:
-        where = f"mem-path={MACHINE_DIR}/{MEMORY},share=on"
+        where = f"mem-path={places.machine}/{MEMORY},share=on"
     return ["-m", f"{shape.memory_mib}M", "-object", f"memory-backend-file,id=mem,size={shape.memory_mib}M,{where}"]
 
 
-def _disks(*, private: bool) -> list[str]:
-    image, template, machine = IMAGE_DIR, TEMPLATE_DIR, MACHINE_DIR
+def _disks(places: Places, *, private: bool) -> list[str]:
     # Base files are shared by every machine and never written, hence no locking.
     shared = "read-only=on,file.driver=file,file.locking=off"
-    argv = ["-blockdev", f"driver=raw,node-name=rootfs,{shared},file.filename={image}/{ROOTFS}"]
+    argv = ["-blockdev", f"driver=raw,node-name=rootfs,{shared},file.filename={places.rootfs}"]
     backing = "rootfs"
     if private:
-        argv += ["-blockdev", f"driver=qcow2,node-name=saved,{shared},file.filename={template}/{DISK},backing=rootfs"]
+        argv += [
+            "-blockdev",
+            f"driver=qcow2,node-name=saved,{shared},file.filename={places.template}/{DISK},backing=rootfs",
+        ]
         backing = "saved"
     # cache.no-flush: a guest's flush reaches the host's page cache, so that data survives the machine but not
     # a power cut of the host, which a sandbox does not promise.
     argv += [
         "-blockdev",
-        f"driver=qcow2,node-name=disk0,file.driver=file,file.filename={machine}/{DISK},backing={backing},"
+        f"driver=qcow2,node-name=disk0,file.driver=file,file.filename={places.machine}/{DISK},backing={backing},"
         "discard=unmap,cache.no-flush=on",
         "-device",
         "virtio-blk-device,drive=disk0,serial=rootfs",
         "-blockdev",
-        f"driver=raw,node-name=agent,{shared},file.filename={image}/{AGENT_DISK}",
+        f"driver=raw,node-name=agent,{shared},file.filename={places.agent_disk}",
         "-device",
         "virtio-blk-device,drive=agent,serial=agent",
     ]
     return argv
 
 
-def qemu_argv(emulator: Emulator, shape: Shape, *, restore: bool) -> list[str]:
-    """One microVM: a cold boot whose memory is a file of its own, or (`restore`) a clone of the template in `/t`."""
+def qemu_argv(emulator: Emulator, shape: Shape, places: Places, *, restore: bool) -> list[str]:
+    """One microVM: a cold boot whose memory is a file of its own, or (`restore`) a clone of a template."""
     argv = [
         *emulator.command,
         "-machine",
@@ -104,7 +118,7 @@ def qemu_argv(emulator: Emulator, shape: Shape, *, restore: bool) -> list[str]:
         *_accel(emulator),
         "-smp",
         str(shape.vcpu),
-        *_memory(shape, private=restore),
+        *_memory(shape, places, private=restore),
         "-nodefaults",
         "-no-user-config",
         "-display",
@@ -113,12 +127,12 @@ def qemu_argv(emulator: Emulator, shape: Shape, *, restore: bool) -> list[str]:
         "-sandbox",
         "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-kernel",
-        f"{IMAGE_DIR}/{KERNEL}",
+        places.kernel,
         "-initrd",
-        f"{IMAGE_DIR}/{INITRD}",
+        places.initrd,
         "-append",
         kernel_line(emulator),
-        *_disks(private=restore),
+        *_disks(places, private=restore),
         "-chardev",
         f"ringbuf,id=console,size={CONSOLE_RING_BYTES}",
         "-serial",
@@ -126,11 +140,11 @@ def qemu_argv(emulator: Emulator, shape: Shape, *, restore: bool) -> list[str]:
         "-device",
         "virtio-serial-device",
         "-chardev",
-        f"socket,id=agent,path={MACHINE_DIR}/{AGENT_SOCKET},server=on,wait=off",
+        f"socket,id=agent,path={places.machine}/{AGENT_SOCKET},server=on,wait=off",
         "-device",
         "virtserialport,chardev=agent,name=agent",
         "-qmp",
-        f"unix:{MACHINE_DIR}/{QMP_SOCKET},server=on,wait=off",
+        f"unix:{places.machine}/{QMP_SOCKET},server=on,wait=off",
     ]
     if restore:
         argv += ["-incoming", "defer"]  # then `load` over the monitor; the vCPUs run as soon as it is done

@@ -55,3 +55,9 @@ class VmmDriver(Protocol):
 
     async def wait_exit(self, machine_id: str) -> str:
         """Return once the machine's process has ended, with a sentence that says how."""
+
+    async def console(self, machine_id: str) -> bytes:
+        """The newest that the guest wrote to its console; empty where there is none."""
+
+    def vmm_pid(self, machine_id: str) -> int | None:
+        """Host pid of the machine's own process, for accounting; None when it is not running."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from runtimed.node.vmm.processes import ProcessMark
+from runtimed.node.vmm.processes import ProcessMark, end, same
 
 RECORD = "machine.json"
 
@@ -18,6 +19,8 @@ RECORD = "machine.json"
 @dataclass(frozen=True, kw_only=True)
 class MachineRecord:
     machine_id: str
+    owner: ProcessMark | None
+    """The service that started it: while that lives, the machine is not left over."""
     jail: ProcessMark | None
     """The process that we started (the jail's own)."""
     vmm: ProcessMark | None
@@ -35,7 +38,7 @@ def read(directory: Path) -> MachineRecord | None:
     """The record of a machine's folder; None when there is none that can be read."""
     try:
         raw = json.loads((directory / RECORD).read_text())
-        marks = {k: ProcessMark(**raw[k]) if raw[k] else None for k in ("jail", "vmm")}
+        marks = {k: ProcessMark(**raw[k]) if raw[k] else None for k in ("owner", "jail", "vmm")}
         return MachineRecord(machine_id=str(raw["machine_id"]), **marks)
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
@@ -44,3 +47,22 @@ def read(directory: Path) -> MachineRecord | None:
 def machines(root: Path) -> list[Path]:
     """Folders of machines, with or without a record."""
     return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+
+
+def left_over(root: Path) -> list[Path]:
+    """Folders of machines whose service is gone: nobody will ever end them."""
+    left = []
+    for directory in machines(root):
+        record = read(directory)
+        if record is None or record.owner is None or not same(record.owner):
+            left.append(directory)
+    return left
+
+
+def end_machine(directory: Path) -> None:
+    """Kill what the record names and remove the folder. Idempotent."""
+    record = read(directory)
+    for seen in (record.vmm, record.jail) if record else ():
+        if seen is not None:
+            end(seen)
+    shutil.rmtree(directory, ignore_errors=True)

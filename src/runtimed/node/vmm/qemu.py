@@ -19,18 +19,12 @@ from runtimed.core.specs import Shape
 from runtimed.node.vmm import argv as qemu_line
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.argv import (
-    AGENT_DISK,
     DEVICE_STATE,
     DISK,
     IGNORE_SHARED,
-    IMAGE_DIR,
-    INITRD,
-    KERNEL,
-    MACHINE_DIR,
     MEMORY,
-    ROOTFS,
-    TEMPLATE_DIR,
     Emulator,
+    Places,
     qemu_argv,
 )
 from runtimed.node.vmm.base import MachinePlan, Template
@@ -73,6 +67,7 @@ class QemuDriver:
         self._emulator = emulator
         self._policy = policy
         self._running: dict[str, _Running] = {}
+        self._owner = mark(os.getpid())
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     async def boot(self, plan: MachinePlan) -> None:
@@ -98,7 +93,7 @@ class QemuDriver:
         async with asyncio.timeout(SAVE_S), monitor(plan.directory) as qmp:
             await qmp.execute("stop")
             await qmp.execute("migrate-set-capabilities", IGNORE_SHARED)
-            await qmp.execute("migrate", {"uri": f"file:{MACHINE_DIR}/{DEVICE_STATE}"})
+            await qmp.execute("migrate", {"uri": f"file:{self._places(plan, None).machine}/{DEVICE_STATE}"})
             while (status := await _status(qmp.execute, "query-migrate")) != "completed":
                 if status in ("failed", "cancelled"):
                     raise HostUnavailable(f"QEMU could not save the machine's state: {status}")
@@ -171,12 +166,16 @@ class QemuDriver:
         self._check_room()
         try:
             plan.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            journal.write(plan.directory, journal.MachineRecord(machine_id=plan.machine_id, jail=None, vmm=None))
+            self._record(plan, None, None)
             await prepare()
-            command = qemu_argv(self._emulator, plan.shape, restore=template is not None)
-            await self._launch(plan, command, template)
+            places = self._places(plan, template)
+            command = qemu_argv(self._emulator, plan.shape, places, restore=template is not None)
+            if self._policy.jailed:
+                await self._launch_jailed(plan, command, template)
+            else:
+                await self._launch_open(plan, command)
             if template is not None:
-                await _load(plan)
+                await _load(plan, places)
         except BaseException as failure:
             await self.kill(plan.machine_id)
             if isinstance(failure, OSError):
@@ -192,7 +191,7 @@ class QemuDriver:
                 retry_after_ms=5000,
             )
 
-    async def _launch(self, plan: MachinePlan, command: Sequence[str], template: Template | None) -> None:
+    async def _launch_jailed(self, plan: MachinePlan, command: Sequence[str], template: Template | None) -> None:
         read, write = os.pipe()
         try:
             line = self._jailed(plan, command, template, info_fd=write)
@@ -213,7 +212,7 @@ class QemuDriver:
         finally:
             os.close(write)
         jail = mark(process.pid)
-        journal.write(plan.directory, journal.MachineRecord(machine_id=plan.machine_id, jail=jail, vmm=None))
+        self._record(plan, jail, None)
         try:
             said = await asyncio.wait_for(asyncio.to_thread(_read_all, read), START_S)
             vmm = mark(int(json.loads(said)["child-pid"])) if said else None
@@ -224,7 +223,42 @@ class QemuDriver:
             words = _last_words(plan.directory)
             raise HostUnavailable(f"the jail of the machine ended with status {code}{words}", hint=_JAIL_HINT)
         self._running[plan.machine_id] = _Running(plan=plan, process=process, vmm=vmm)
-        journal.write(plan.directory, journal.MachineRecord(machine_id=plan.machine_id, jail=jail, vmm=vmm))
+        self._record(plan, jail, vmm)
+
+    async def _launch_open(self, plan: MachinePlan, command: Sequence[str]) -> None:
+        """Without a jail: in the machine's folder, so that socket paths stay short."""
+        with (plan.directory / "vmm.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=plan.directory,
+                start_new_session=True,
+            )
+        vmm = mark(process.pid)
+        if vmm is None:
+            code = await process.wait()
+            raise HostUnavailable(f"QEMU ended with status {code}{_last_words(plan.directory)}")
+        self._running[plan.machine_id] = _Running(plan=plan, process=process, vmm=vmm)
+        self._record(plan, vmm, vmm)
+
+    def _places(self, plan: MachinePlan, template: Template | None) -> Places:
+        if self._policy.jailed:
+            return Places()
+        image = plan.image
+        return Places(
+            machine=".",
+            template=str(template.directory) if template else "",
+            kernel=str(image.kernel),
+            initrd=str(image.initrd),
+            rootfs=str(image.rootfs),
+            agent_disk=str(image.agent_disk),
+        )
+
+    def _record(self, plan: MachinePlan, jail: ProcessMark | None, vmm: ProcessMark | None) -> None:
+        record = journal.MachineRecord(machine_id=plan.machine_id, owner=self._owner, jail=jail, vmm=vmm)
+        journal.write(plan.directory, record)
 
     def _jailed(
         self, plan: MachinePlan, command: Sequence[str], template: Template | None, *, info_fd: int
@@ -233,19 +267,19 @@ class QemuDriver:
         if uid is not None:
             for entry in (plan.directory, *plan.directory.iterdir()):
                 os.chown(entry, uid, uid)
-        image = plan.image
+        places, image = Places(), plan.image
         shown = [
-            (image.kernel, f"{IMAGE_DIR}/{KERNEL}"),
-            (image.initrd, f"{IMAGE_DIR}/{INITRD}"),
-            (image.rootfs, f"{IMAGE_DIR}/{ROOTFS}"),
-            (image.agent_disk, f"{IMAGE_DIR}/{AGENT_DISK}"),
+            (image.kernel, places.kernel),
+            (image.initrd, places.initrd),
+            (image.rootfs, places.rootfs),
+            (image.agent_disk, places.agent_disk),
         ]
         if template is not None:
-            shown += [(template.directory / n, f"{TEMPLATE_DIR}/{n}") for n in (MEMORY, DEVICE_STATE, DISK)]
+            shown += [(template.directory / n, f"{places.template}/{n}") for n in (MEMORY, DEVICE_STATE, DISK)]
         jail = Jail(
             root=self._policy.qemu.root,
             read_only=shown,
-            writable=[(plan.directory, MACHINE_DIR)],
+            writable=[(plan.directory, places.machine)],
             devices=["/dev/kvm"] if self._emulator.accel == "kvm" else [],
             uid=uid,
         )
@@ -295,12 +329,12 @@ async def _gone(marks: Sequence[ProcessMark], *, every_s: float) -> None:
         await asyncio.sleep(every_s)
 
 
-async def _load(plan: MachinePlan) -> None:
+async def _load(plan: MachinePlan, places: Places) -> None:
     """Load the template's device state and let the guest run on."""
     try:
         async with monitor(plan.directory, within_s=START_S) as qmp:
             await qmp.execute("migrate-set-capabilities", IGNORE_SHARED)
-            await qmp.execute("migrate-incoming", {"uri": f"file:{TEMPLATE_DIR}/{DEVICE_STATE}"})
+            await qmp.execute("migrate-incoming", {"uri": f"file:{places.template}/{DEVICE_STATE}"})
             while await _status(qmp.execute, "query-status") == "inmigrate":  # noqa: ASYNC110 - no event says it
                 await asyncio.sleep(0.001)
             await qmp.execute("cont")  # the state says stopped, because the template was saved so

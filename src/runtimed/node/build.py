@@ -1,0 +1,140 @@
+"""Puts a node together from an operator's numbers: probes the accelerator, makes driver, templates and pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtimed.core.boot import QemuInstall
+from runtimed.core.clock import Clock
+from runtimed.core.errors import HostUnavailable, StartFailed
+from runtimed.core.specs import Shape
+from runtimed.node import accel
+from runtimed.node.accel import AccelSetting, Verdict
+from runtimed.node.coldboot import boot_watched
+from runtimed.node.node import ImageSource, LocalNode, NodeLimits, NodeParts
+from runtimed.node.templates import TemplateMaker, Templates
+from runtimed.node.vmm import journal
+from runtimed.node.vmm.argv import kernel_line
+from runtimed.node.vmm.base import MachinePlan
+from runtimed.node.vmm.qemu import JailPolicy, QemuDriver
+from runtimed.node.warm import warm
+
+_log = logging.getLogger(__name__)
+
+QEMU_MIN = (8, 2, 0)
+"""From here on a template's memory file is opened read-only by every clone; before, one could poison all others."""
+KVM_PROBE_S = 30.0
+_PROBE_SHAPE = Shape(vcpu=1, memory_mib=512, disk_mib=3072)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """What the operator chose."""
+
+    state_dir: Path
+    cache_dir: Path
+    default_image: str
+    default_shape: Shape
+    accel: AccelSetting = "auto"
+    jailed: bool = True
+    limits: NodeLimits = field(default_factory=NodeLimits)
+
+
+def machines_dir(state_dir: Path) -> Path:
+    """Where every machine has its folder."""
+    return state_dir / "machines"
+
+
+def sweep_machines(state_dir: Path) -> list[str]:
+    """End machines whose service is gone. Idempotent; answers a line for each."""
+    lines = []
+    for directory in journal.left_over(machines_dir(state_dir)):
+        journal.end_machine(directory)
+        lines.append(f"a machine without a service ({directory.name})")
+    return lines
+
+
+async def make_node(
+    plan: NodePlan, *, qemu: QemuInstall, images: ImageSource, clock: Clock, progress: Callable[[str], None]
+) -> LocalNode:
+    """A node that is ready for `prepare`. What an earlier, killed service left on this host is ended first.
+
+    Raises:
+        HostUnavailable: QEMU is too old, or there is no jail.
+    """
+    _check(plan, qemu)
+    for line in sweep_machines(plan.state_dir):
+        progress(f"ended {line}")
+    policy = JailPolicy(qemu=qemu, jailed=plan.jailed)
+    verdict = await accel.judge(
+        setting=plan.accel,
+        qemu=qemu,
+        cache=plan.cache_dir,
+        boots_with_kvm=lambda: _boots_with_kvm(plan, policy, images, progress),
+    )
+    progress(f"accelerator: {verdict.reason}")
+    emulator = accel.emulator(qemu, verdict, jailed=plan.jailed)
+    maker = TemplateMaker(
+        make_driver=lambda root: QemuDriver(root, emulator, policy),
+        warm=warm,
+        host_key=f"{accel.host_key(qemu)} {verdict.accel} {kernel_line(emulator)}",
+    )
+    templates = Templates(plan.cache_dir / "templates", maker, progress=progress)
+    for line in templates.sweep():
+        progress(f"ended {line}")
+    machines = machines_dir(plan.state_dir)
+    parts = NodeParts(
+        driver=QemuDriver(machines, emulator, policy),
+        machines=machines,
+        templates=templates,
+        images=images,
+        clock=clock,
+        limits=plan.limits,
+        default_image=plan.default_image,
+        default_shape=plan.default_shape,
+    )
+    return LocalNode(parts)
+
+
+def _check(plan: NodePlan, qemu: QemuInstall) -> None:
+    if qemu.version < QEMU_MIN:
+        have = ".".join(map(str, qemu.version))
+        raise HostUnavailable(
+            f"QEMU {have} is too old: it opens a template's memory for writing in every clone",
+            hint="Use QEMU 8.2 or later.",
+        )
+    if plan.jailed and shutil.which("bwrap") is None:
+        raise HostUnavailable(
+            "machines are jailed with bubblewrap, and there is no bwrap on this host",
+            hint="Install it: apt-get install bubblewrap",
+        )
+
+
+async def _boots_with_kvm(
+    plan: NodePlan, policy: JailPolicy, images: ImageSource, progress: Callable[[str], None]
+) -> bool:
+    """Boot the real kernel with KVM once, for at most KVM_PROBE_S."""
+    progress("trying KVM with a real boot (once for this host)")
+    image = await images.files(plan.default_image)
+    verdict = Verdict(accel="kvm", reason="probe")
+    root = plan.state_dir / "probe"
+    driver = QemuDriver(root, accel.emulator(policy.qemu, verdict, jailed=plan.jailed), policy)
+    machine_id = str(uuid.uuid4())
+    machine = MachinePlan(machine_id=machine_id, directory=root / machine_id, image=image, shape=_PROBE_SHAPE)
+    try:
+        async with asyncio.timeout(KVM_PROBE_S):
+            channel = await boot_watched(driver, machine, attempts=1)
+        await channel.close()
+        return True
+    except (StartFailed, HostUnavailable, TimeoutError) as failure:
+        _log.info("no KVM: %s", failure)
+        return False
+    finally:
+        await driver.kill(machine_id)
+        shutil.rmtree(root, ignore_errors=True)
