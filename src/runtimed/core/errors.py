@@ -265,7 +265,7 @@ def every_error() -> dict[str, type[RuntimedError]]:
     left: list[type[RuntimedError]] = [RuntimedError]
     while left:
         kind = left.pop()
-        found[kind.code] = kind
+        found.setdefault(kind.code, kind)  # a room's own subclass shares its parent's code, and the parent stands for it
         left.extend(kind.__subclasses__())
     return found
 
