@@ -265,7 +265,7 @@ def every_error() -> dict[str, type[RuntimedError]]:
     left: list[type[RuntimedError]] = [RuntimedError]
     while left:
         kind = left.pop()
-        found.setdefault(kind.code, kind)  # a room's own subclass shares its parent's code, and the parent stands for it
+        found.setdefault(kind.code, kind)  # the parent stands for a room's own subclass with the same code
         left.extend(kind.__subclasses__())
     return found
 
