@@ -1,0 +1,180 @@
+"""Owns the cache folder: each artifact is made once, appears whole or not at all, and leaves no half-made rest.
+
+    FOLDER/<kind>/<key>/...         finished; never changed
+    FOLDER/.building-<random>/      being made: `result` becomes the artifact by one rename, `work` is scratch
+    FOLDER/.locks/<kind>-<key>      held by the process that makes it; others wait for it
+
+A folder `.building-*` is locked by its maker. The kernel drops that lock with the process, however it ends, so
+whoever comes next can tell a rest (removed) from work in progress (left alone) without trusting process ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimed.images.errors import ImageBuildFailed
+from runtimed.images.run import HostRunner, Progress, contained
+
+_BUILDING = ".building-"
+_LOCKS = ".locks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """Where one artifact is made."""
+
+    result: Path
+    """Becomes the artifact."""
+    work: Path
+    """Scratch, removed afterwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """What is to be made, and how."""
+
+    kind: str
+    key: str
+    needs_mib: int
+    """Free disk space that must be there before it starts."""
+    make: Callable[[Workplace], None]
+
+
+class Cache:
+    """Threads and processes may share one folder; each artifact is still made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, kind: str, key: str) -> Path:
+        return self.folder / kind / key
+
+    def find(self, kind: str, key: str) -> Path | None:
+        path = self.path(kind, key)
+        return path if path.is_dir() else None
+
+    def keys(self, kind: str) -> list[str]:
+        folder = self.folder / kind
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+    def ensure(self, artifact: Artifact, progress: Progress) -> Path:
+        """The artifact's folder, made now if it is missing. If making fails, the cache is as it was before."""
+        if found := self.find(artifact.kind, artifact.key):
+            return found
+        self._prepare()
+        with self._lock(
+            f"{artifact.kind}-{artifact.key}", lambda: progress("another process builds this: waiting", None)
+        ):
+            if found := self.find(artifact.kind, artifact.key):
+                return found
+            self.remove_leftovers()
+            self._check_space(artifact)
+            with self._workplace() as place:
+                artifact.make(place)
+                return self._publish(place.result, self.path(artifact.kind, artifact.key))
+
+    def remove(self, kind: str, key: str) -> bool:
+        """Take an artifact away, at once for every reader. False if there is none."""
+        self._prepare()
+        with self._lock(f"{kind}-{key}"), self._workplace() as place:
+            try:
+                self.path(kind, key).rename(place.work / "removed")
+            except FileNotFoundError:
+                return False
+            return True
+
+    def remove_leftovers(self) -> list[str]:
+        """Remove what builders left that were killed; answers the names. Builds that run are not touched."""
+        removed = []
+        for path in sorted(self.folder.glob(f"{_BUILDING}*")):
+            with self._lock("sweep"), _locked_folder(path) as free:
+                if free:
+                    _remove_tree(path)
+                    removed.append(path.name)
+        return removed
+
+    def _prepare(self) -> None:
+        try:
+            (self.folder / _LOCKS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ImageBuildFailed(
+                f"The cache folder {self.folder} cannot be made ({error.strerror}); set RUNTIME_CACHE_DIR to another."
+            ) from error
+
+    def _check_space(self, artifact: Artifact) -> None:
+        free_mib = shutil.disk_usage(self.folder).free >> 20
+        if free_mib < artifact.needs_mib:
+            raise ImageBuildFailed(
+                f"Making {artifact.kind}/{artifact.key} needs {artifact.needs_mib} MiB of free disk space and"
+                f" {self.folder} has {free_mib} MiB: free some, or set RUNTIME_CACHE_DIR to a larger disk."
+            )
+
+    @contextlib.contextmanager
+    def _lock(self, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+        # The lock files stay: to remove one safely would need a lock of its own.
+        descriptor = os.open(self.folder / _LOCKS / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _workplace(self) -> Iterator[Workplace]:
+        path = self.folder / f"{_BUILDING}{secrets.token_hex(6)}"
+        with contextlib.ExitStack() as held:
+            with self._lock("sweep"):  # so that no sweep comes between making the folder and locking it
+                path.mkdir(mode=0o755)
+                held.enter_context(_locked_folder(path))
+            place = Workplace(result=path / "result", work=path / "work")
+            try:
+                place.result.mkdir()
+                place.work.mkdir()
+                yield place
+            finally:
+                _remove_tree(path)
+
+    def _publish(self, result: Path, final: Path) -> Path:
+        os.sync()  # else a power cut could leave the name without the data
+        final.parent.mkdir(exist_ok=True)
+        result.rename(final)
+        return final
+
+
+@contextlib.contextmanager
+def _locked_folder(path: Path) -> Iterator[bool]:
+    """Holds the folder's own lock; False if another process holds it or the folder is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def _remove_tree(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        # Built by an ordinary user: the files belong to subordinate ids, and only their own namespace may remove them.
+        # A runner of its own, because the build's runner may have been stopped.
+        with contextlib.suppress(ImageBuildFailed):
+            HostRunner().run(contained(["rm", "-rf", "--", str(path)]), within_s=600)

@@ -1,0 +1,229 @@
+"""The images of this host: makes what is missing, finds what is there, and says where its files are."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimed.core.errors import ImageNotFound
+from runtimed.images import agent_disk, guest_tools, kernel, qemu
+from runtimed.images.apt_sources import (
+    Archive,
+    SourceEntry,
+    choose_archive,
+    host_archive,
+    host_entries,
+    host_release_name,
+)
+from runtimed.images.cache import Artifact, Cache, Workplace
+from runtimed.images.recipe import Recipe, load_recipe
+from runtimed.images.rootfs import RootfsOrder, build_rootfs
+from runtimed.images.run import HostRunner, Progress, Runner, silent
+
+_IMAGES, _KERNELS, _TOOLS, _AGENTS, _QEMU = "images", "kernels", "tools", "agents", "qemu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageInfo:
+    """One built image."""
+
+    image_id: str
+    """Names the recipe and the release: equal recipes give equal ids."""
+    build_id: str
+    """A UUID, new for each build. Templates and overlays made from an image fit only this build of it."""
+    name: str
+    distribution: str
+    release: str
+    rootfs: Path
+    rootfs_bytes: int
+    """The size of the filesystem as built; a machine's disk must not be smaller."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFiles:
+    """All that a machine of an image boots from. Every file is read-only for machines and never changes."""
+
+    image: ImageInfo
+    kernel_id: str
+    kernel: Path
+    initrd: Path
+    agent_id: str
+    agent_disk: Path
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when any of the files is another one: what a template was made from."""
+        return f"{self.image.build_id}.{self.kernel_id}.{self.agent_id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settled:
+    """A recipe whose "auto" fields have been settled on this host."""
+
+    recipe: Recipe
+    archive: Archive
+    release: str
+
+    @property
+    def image_id(self) -> str:
+        return self.recipe.address(distribution=self.archive.distribution, release=self.release)
+
+
+class ImageStore:
+    """One host's images. Its methods block (seconds to minutes for `ensure`): call it in a thread.
+
+    Several threads and processes may use one cache folder at the same time.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        *,
+        runner: Runner | None = None,
+        sources: Callable[[], list[SourceEntry]] = host_entries,
+        guest_source: Path | None = None,
+    ) -> None:
+        self._cache = Cache(cache_dir)
+        self._runner: Runner = runner or HostRunner()
+        self._sources = sources
+        self._guest_source = guest_source
+
+    def ensure(self, name_or_path: str, progress: Progress = silent) -> ImageFiles:
+        """The files of an image, each made now if it is missing. Idempotent.
+
+        Raises:
+            ImageNotFound, InvalidRequest: no such recipe, or a wrong one.
+            ImageBuildFailed: a sentence that names the way out; nothing of the attempt is left.
+        """
+        settled = self._settle(load_recipe(name_or_path))
+        kernel_id, kernel_folder = self._kernel(settled, progress)
+        agent_id, agent_folder = self._agent(settled, kernel_id, kernel_folder, progress)
+        info = self._image(settled, progress)
+        return ImageFiles(
+            image=info,
+            kernel_id=kernel_id,
+            kernel=kernel_folder / "vmlinux",
+            initrd=kernel_folder / "initrd.cpio",
+            agent_id=agent_id,
+            agent_disk=agent_folder / "agent.img",
+        )
+
+    def find(self, name_or_id: str) -> ImageInfo | None:
+        """A built image by its id, or by its name: the one of today's recipe, else any of that name."""
+        images = self.list()
+        by_id = {image.image_id: image for image in images}
+        if name_or_id in by_id:
+            return by_id[name_or_id]
+        named = [image for image in images if image.name == name_or_id]
+        if len(named) > 1:
+            try:
+                current = self._settle(load_recipe(name_or_id)).image_id
+            except ImageNotFound:
+                current = ""
+            named.sort(key=lambda image: image.image_id != current)
+        return named[0] if named else None
+
+    def list(self) -> list[ImageInfo]:
+        """Every built image, by name."""
+        found = [_read_info(self._cache.path(_IMAGES, key)) for key in self._cache.keys(_IMAGES)]
+        return sorted((info for info in found if info is not None), key=lambda info: (info.name, info.image_id))
+
+    def remove(self, name_or_id: str) -> ImageInfo:
+        """Delete a built image. Whoever calls makes sure that no machine or template is based on it.
+
+        Raises ImageNotFound.
+        """
+        info = self.find(name_or_id)
+        if info is None or not self._cache.remove(_IMAGES, info.image_id):
+            raise ImageNotFound(f"There is no built image {name_or_id!r}; `runtimed image ls` lists them.")
+        return info
+
+    def remove_leftovers(self) -> int:
+        """Remove what killed builds left behind; answers how many. Call it at the start of the service."""
+        return len(self._cache.remove_leftovers())
+
+    def _settle(self, recipe: Recipe) -> _Settled:
+        archive = choose_archive(self._sources(), recipe.distribution, host_release=host_release_name())
+        return _Settled(recipe=recipe, archive=archive, release=recipe.release_for(archive.distribution))
+
+    def _kernel(self, settled: _Settled, progress: Progress) -> tuple[str, Path]:
+        key = kernel.kernel_address(settled.archive.distribution, settled.release)
+
+        def make(place: Workplace) -> None:
+            kernel.build_kernel(settled.archive, settled.release, place, self._runner, progress)
+
+        artifact = Artifact(kind=_KERNELS, key=key, needs_mib=kernel.NEEDS_MIB, make=make)
+        return key, self._cache.ensure(artifact, progress)
+
+    def _agent(self, settled: _Settled, kernel_id: str, kernel_folder: Path, progress: Progress) -> tuple[str, Path]:
+        tools_id = guest_tools.tools_address(settled.archive.distribution, settled.release)
+
+        def make_tools(place: Workplace) -> None:
+            guest_tools.build_tools(settled.archive, settled.release, place, self._runner, progress)
+
+        tools = Artifact(kind=_TOOLS, key=tools_id, needs_mib=guest_tools.NEEDS_MIB, make=make_tools)
+        parts = agent_disk.AgentParts(
+            guest_source=self._guest_source or agent_disk.guest_source(),
+            kernel=kernel_folder,
+            kernel_id=kernel_id,
+            tools=self._cache.ensure(tools, progress),
+            tools_id=tools_id,
+        )
+        key = agent_disk.agent_address(parts.guest_source, kernel_id, tools_id)
+
+        def make_disk(place: Workplace) -> None:
+            agent_disk.build_agent_disk(parts, place, self._runner, progress)
+
+        disk = Artifact(kind=_AGENTS, key=key, needs_mib=agent_disk.NEEDS_MIB, make=make_disk)
+        return key, self._cache.ensure(disk, progress)
+
+    def _image(self, settled: _Settled, progress: Progress) -> ImageInfo:
+        def make(place: Workplace) -> None:
+            order = RootfsOrder(
+                image_id=settled.image_id,
+                build_id=str(uuid.uuid4()),
+                recipe=settled.recipe,
+                archive=settled.archive,
+                release=settled.release,
+            )
+            build_rootfs(order, place, self._runner, progress)
+
+        artifact = Artifact(kind=_IMAGES, key=settled.image_id, needs_mib=settled.recipe.needs_mib, make=make)
+        info = _read_info(self._cache.ensure(artifact, progress))
+        if info is None:
+            raise ImageNotFound(f"The image {settled.recipe.name} was removed while it was asked for; ask again.")
+        return info
+
+
+def ensure_qemu(
+    cache_dir: Path,
+    progress: Progress = silent,
+    *,
+    runner: Runner | None = None,
+    sources: Callable[[], list[SourceEntry]] = host_entries,
+) -> qemu.QemuInstall:
+    """The host's QEMU if it is new enough, else the cache's, fetched now if it is missing. Idempotent; blocks.
+
+    Raises ImageBuildFailed with the way out.
+    """
+    runner = runner or HostRunner()
+    if install := qemu.find_host_qemu(runner):
+        return install
+    archive = host_archive(sources(), host_release_name())
+
+    def make(place: Workplace) -> None:
+        qemu.build_qemu(archive, place, runner, progress)
+
+    artifact = Artifact(kind=_QEMU, key=qemu.qemu_address(archive), needs_mib=qemu.NEEDS_MIB, make=make)
+    return qemu.read_install(Cache(cache_dir).ensure(artifact, progress))
+
+
+def _read_info(folder: Path) -> ImageInfo | None:
+    try:
+        described = json.loads((folder / "image.json").read_text())
+    except FileNotFoundError:
+        return None
+    return ImageInfo(rootfs=folder / "rootfs.img", **described)
