@@ -1,0 +1,70 @@
+"""The client: one service, one key, one pool of connections."""
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from withruntime import _calls, _settings
+from withruntime._async.sandboxes import AsyncSandboxes
+from withruntime._async.transport import AsyncTransport, ClientOptions
+from withruntime._retry import RetryPolicy
+from withruntime._values import Json
+
+
+class AsyncRuntime:
+    """Talks to a service: the one at `base_url` or RUNTIME_API_URL, else the local one, started when none runs.
+
+    The key is `api_key`, else RUNTIME_API_KEY, else that of the local service, else that of the saved login.
+    `timeout` is the silence allowed on a connection, in seconds; `wait_for_capacity` is how long a create waits
+    while the service has no room. `on_queued` is told how many calls wait for one of the `max_connections`.
+
+    Raises:
+        ValueError: the address is not a bare https origin, nor http on this machine.
+    """
+
+    def __init__(
+        self,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        *,
+        timeout: float = 300,
+        max_retries: int = 4,
+        max_connections: int = 48,
+        wait_for_capacity: float = 120,
+        on_queued: Callable[[int], None] | None = None,
+    ) -> None:
+        options = ClientOptions(
+            api_key=api_key,
+            origin=_settings.configured_origin(base_url, os.environ),
+            policy=RetryPolicy(max_retries=max_retries, timeout_s=timeout, room_wait_s=wait_for_capacity),
+            max_connections=max_connections,
+            on_queued=on_queued,
+        )
+        self._t = AsyncTransport(options)
+        self.sandboxes = AsyncSandboxes(self._t)
+
+    @property
+    def base_url(self) -> str | None:
+        """The address of the service; None until the local one was found."""
+        return self._t.origin
+
+    async def me(self) -> Json:
+        """Who the key belongs to."""
+        return await self._t.send(_calls.get("/v1/me", _calls.as_object))
+
+    async def request(self, method: str, path: str, **kwargs: Any) -> Any:  # noqa: ANN401 - any route, any answer
+        """Call a route that has no method here. Takes `query`, `body` and `idempotency_key`; returns the JSON."""
+        return await self._t.send(_calls.free_request(method, path, kwargs))
+
+    async def close(self) -> None:
+        """Close the connections. A later call opens new ones."""
+        await self._t.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

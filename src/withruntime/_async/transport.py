@@ -1,0 +1,226 @@
+"""Carries calls to the service and answers back; what to send and when to send it again is decided elsewhere."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any, TypeVar
+
+import httpx
+
+from withruntime import _flows, _local, _settings
+from withruntime._async import _io
+from withruntime._calls import Answer, Call
+from withruntime._errors import RuntimeError
+from withruntime._flows import Attempt, Flow, Refusal, Sleep
+from withruntime._http_client import client_options, failure_of, timeouts
+from withruntime._retry import Attempts, OnCapacityWait, RetryPolicy, TransportFailure
+from withruntime._settings import Endpoint
+from withruntime._stream import Follower, Pause
+from withruntime._values import Json
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """What a client was constructed with."""
+
+    api_key: str | None = None
+    origin: str | None = None
+    """None means the local service, which is found or started on first use."""
+    policy: RetryPolicy
+    max_connections: int = 48
+    on_queued: Callable[[int], None] | None = None
+
+
+class AsyncTransport:
+    """Sends calls over one pool of connections, opened on first use and again after a close."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self.options = options
+        self.policy = options.policy
+        self._endpoint: Endpoint | None = None
+        self._http: _io.HttpClient | None = None
+        self._home: object = None
+        self._finding = _io.Lock()
+        self._under_way = 0
+
+    @property
+    def origin(self) -> str | None:
+        return self.options.origin if self._endpoint is None else self._endpoint.origin
+
+    def policy_for_room(self, on_capacity_wait: OnCapacityWait | None) -> RetryPolicy:
+        """The policy of this client, with somebody to tell that there is no room yet."""
+        return self.policy if on_capacity_wait is None else replace(self.policy, on_capacity_wait=on_capacity_wait)
+
+    def room_wait_s(self, asked_s: float | None) -> float:
+        return self.policy.room_wait_s if asked_s is None else asked_s
+
+    async def ready(self) -> _io.HttpClient:
+        """The connections to the service, which is found, and if it is the local one started, before the first use.
+
+        Raises:
+            AuthenticationError: there is no key for it.
+            ServiceUnavailableError: the local service does not start.
+        """
+        if self._endpoint is None:
+            async with self._finding:
+                if self._endpoint is None:
+                    self._endpoint = await _io.in_thread(self._find)
+        home = _io.home()
+        if self._http is None or self._home is not home:
+            options = client_options(self._endpoint, max_connections=self.options.max_connections)
+            self._http, self._home = _io.HttpClient(**options), home
+        return self._http
+
+    async def send(self, call: Call[T], *, policy: RetryPolicy | None = None) -> T:
+        """Send a call until it is answered or has failed for good, and read its answer."""
+        return await self.drive(_flows.deliver(call, policy or self.policy))
+
+    async def drive(self, flow: Flow[T]) -> T:
+        """Do the steps of a flow and give each outcome back to it."""
+        try:
+            step = next(flow)
+            while True:
+                if isinstance(step, Sleep):
+                    await _io.sleep(step.seconds)
+                    step = next(flow)
+                    continue
+                try:
+                    outcome = await self._attempt(step)
+                except TransportFailure as failure:
+                    step = flow.throw(failure)
+                else:
+                    step = flow.send(outcome)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        finally:
+            flow.close()
+
+    async def follow(self, follower: Follower) -> AsyncIterator[Json]:
+        """Yield the events of a command over as many connections as it takes."""
+        while (step := follower.next_step()) is not None:
+            if isinstance(step, Pause):
+                await _io.sleep(step.seconds)
+                continue
+            failure: RuntimeError | TransportFailure | None = None
+            try:
+                async with self.opened(step.call, total_s=follower.time_left_s()) as response:
+                    async for chunk in _io.chunks_of(response, follower.time_left_s):
+                        for event in follower.feed(chunk):
+                            yield event
+                        if follower.ended:
+                            break
+            except (RuntimeError, TransportFailure) as error:
+                failure = error
+            follower.closed(failure)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, call: Call[Any], *, total_s: float | None = None) -> AsyncIterator[httpx.Response]:
+        """Send a call once and leave its body to be read as it comes, with `_io.chunks_of`.
+
+        Raises:
+            RuntimeError: the answer is not 2xx.
+            TransportFailure: there is no answer, or it breaks off.
+        """
+        silence_s = self.policy.timeout_s if call.silence_s is None else call.silence_s
+        headers_s = min(silence_s, _flows.HEADERS_MAX_S)
+        if total_s is not None:
+            headers_s = max(0.001, min(headers_s, total_s))
+        attempt = Attempt(call=call, headers_s=headers_s, silence_s=silence_s, total_s=None)
+        async with self._sent(attempt) as response:
+            outcome = _flows.judged(call, response.status_code, {}, b"")
+            if isinstance(outcome, Refusal):
+                body = await self._read(response, total_s)
+                outcome = _flows.judged(call, response.status_code, dict(response.headers), body)
+                assert isinstance(outcome, Refusal)
+                raise outcome.error
+            yield response
+
+    @contextlib.asynccontextmanager
+    async def body(self, call: Call[Any]) -> AsyncIterator[httpx.Response]:
+        """The same, sent again as often as it takes until the answer begins.
+
+        Raises:
+            RuntimeError: it was refused for good, or never answered.
+            TransportFailure: the body breaks off: what was read of it cannot be taken back, so the reader decides.
+        """
+        attempts = Attempts(policy=self.policy)
+        async with contextlib.AsyncExitStack() as stack:
+            while True:
+                try:
+                    response = await stack.enter_async_context(self.opened(call))
+                    break
+                except (RuntimeError, TransportFailure) as failure:
+                    pause = attempts.pause_after(failure)
+                    if pause is None and isinstance(failure, TransportFailure):
+                        raise failure.as_error(call.idempotency_key) from failure
+                    if pause is None:
+                        raise
+                await _io.sleep(pause)
+            yield response
+
+    async def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        http, self._http = self._http, None
+        if http is not None and self._home is _io.home():
+            await http.aclose()
+
+    async def _attempt(self, step: Attempt) -> Answer | Refusal:
+        async with self._sent(step) as response:
+            body = await self._read(response, step.total_s)
+        return _flows.judged(step.call, response.status_code, dict(response.headers), body)
+
+    async def _read(self, response: httpx.Response, total_s: float | None) -> bytes:
+        async with _io.cut_after(response, total_s):
+            return await response.aread()
+
+    @contextlib.asynccontextmanager
+    async def _sent(self, step: Attempt) -> AsyncIterator[httpx.Response]:
+        http = await self.ready()
+        limits = timeouts(headers_s=step.headers_s, silence_s=step.silence_s)
+        request = http.build_request(
+            step.call.method,
+            step.call.path,
+            headers=step.call.headers(),
+            content=step.call.payload,
+            extensions={"timeout": limits},
+        )
+        self._under_way += 1
+        try:
+            self._tell_queued()
+            response = await http.send(request, stream=True)
+            # httpcore looks the timeout up again when it begins to read the body.
+            limits["read"] = step.silence_s
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            failure = failure_of(error)
+            if failure.kind == "not_connected" and self._endpoint is not None and self._endpoint.local:
+                await self._forget()
+            raise failure from error
+        finally:
+            self._under_way -= 1
+
+    def _tell_queued(self) -> None:
+        queued = self._under_way - self.options.max_connections
+        if queued > 0 and self.options.on_queued is not None:
+            self.options.on_queued(queued)
+
+    async def _forget(self) -> None:
+        """The local service is gone or has moved: look for it again before the next attempt."""
+        self._endpoint = None
+        await self.close()
+
+    def _find(self, give_up: Event) -> Endpoint:
+        env = dict(os.environ)
+        if self.options.origin is not None:
+            return _settings.remote_endpoint(self.options.origin, self.options.api_key, env)
+        service = _local.ensure(env, give_up=give_up)
+        return _settings.local_endpoint(service, self.options.api_key, env)
+

@@ -1,0 +1,270 @@
+"""Finds the service of this user on this machine and starts it when none runs; it blocks, and speaks no API.
+
+What both sides agree on, below the state directory:
+
+    service.json   {"pid", "startTime", "url", "version"}, written by the service once it answers
+    key            the API key, readable by its owner only
+    start.lock     held while somebody starts the service
+    service.log    what the service prints
+    progress       one line that says what a slow start is doing
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from withruntime._errors import ServiceUnavailableError
+
+START_MAX_S = 3600.0
+"""A first start may build an image on a slow machine; longer than this, something is stuck."""
+STOP_MAX_S = 60.0
+_POLL_S = 0.05
+_LOG_TAIL_BYTES = 4000
+_SERVER_PACKAGES = ("runtimed", "fastapi", "uvicorn", "sqlalchemy")
+"""What the extra `server` brings, as far as it takes to know that it is there."""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A local service that runs."""
+
+    state: Path
+    pid: int
+    start_time: int
+    url: str
+    version: str
+
+    def alive(self) -> bool:
+        return process_start_time(self.pid) == self.start_time
+
+
+def state_dir(env: Mapping[str, str]) -> Path:
+    """Where the local service keeps what it knows."""
+    if named := env.get("RUNTIME_STATE_DIR"):
+        return Path(named).expanduser().absolute()
+    home = env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "withruntime"
+
+
+def process_start_time(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot: with its pid this names a process for good."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name (field 2) may hold spaces and brackets, so fields are counted from the last bracket: 22 is 20 after it.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def find(state: Path) -> Service | None:
+    """The service that runs on this state directory, if one does."""
+    try:
+        told = json.loads((state / "service.json").read_text())
+        service = Service(
+            state=state,
+            pid=int(told["pid"]),
+            start_time=int(told["startTime"]),
+            url=str(told["url"]),
+            version=str(told["version"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return service if service.alive() else None
+
+
+def read_key(state: Path) -> str | None:
+    """The key of the local service, or None while there is none."""
+    try:
+        return (state / "key").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def key_for(origin: str, env: Mapping[str, str]) -> str | None:
+    """The local key, if this origin is the local service."""
+    service = find(state_dir(env))
+    return read_key(service.state) if service is not None and service.url.rstrip("/") == origin else None
+
+
+def ensure(env: Mapping[str, str], *, report: Report | None = None, give_up: Event | None = None) -> Service:
+    """Return the local service, started if none ran. Two callers at once start one.
+
+    Blocks until the service answers, which on a first start may include building an image.
+    `report` is told each new line of progress; setting `give_up` from another thread ends the wait.
+
+    Raises:
+        ServiceUnavailableError: it is not installed, did not start, or took longer than an hour.
+    """
+    state = state_dir(env)
+    if (service := find(state)) is not None:
+        return service
+    waiter = _Waiter(state=state, report=report, give_up=give_up)
+    _make_state_dir(state)
+    with _locked(waiter):
+        if (service := find(state)) is not None:
+            return service
+        return waiter.until_answering(_start(state, env))
+
+
+def stop(state: Path, *, within_s: float = STOP_MAX_S) -> Service | None:
+    """Ask the service to end and wait until it has. Returns what was ended, None if none ran.
+
+    Raises:
+        ServiceUnavailableError: it was still there after `within_s` seconds.
+    """
+    service = find(state)
+    if service is None:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(service.pid, signal.SIGTERM)
+    deadline = time.monotonic() + within_s
+    while service.alive():
+        if time.monotonic() > deadline:
+            raise ServiceUnavailableError(
+                f"The local service (pid {service.pid}) did not end within {within_s:g} s.",
+                code="stop_timeout",
+                hint=f"See {state / 'service.log'}; `kill -9 {service.pid}` ends it by force.",
+            )
+        time.sleep(_POLL_S)
+    return service
+
+
+@dataclass(kw_only=True)
+class _Waiter:
+    """Waits with a bound, passing progress on."""
+
+    state: Path
+    report: Report | None
+    give_up: Event | None
+    _said: str = ""
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + START_MAX_S
+
+    def pause(self) -> None:
+        if self.give_up is not None and self.give_up.is_set():
+            raise ServiceUnavailableError("Nobody waits for the local service any more.", code="start_abandoned")
+        if time.monotonic() > self._deadline:
+            raise ServiceUnavailableError(
+                f"The local service did not answer within {START_MAX_S:g} s.",
+                code="start_timeout",
+                hint=f"See {self.state / 'service.log'}.",
+            )
+        self._pass_progress_on()
+        time.sleep(_POLL_S)
+
+    def until_answering(self, child: subprocess.Popen[bytes]) -> Service:
+        while True:
+            service = find(self.state)
+            if service is not None and answers(service.url):
+                return service
+            if child.poll() is not None:
+                raise ServiceUnavailableError(
+                    f"The local service ended while it was starting (exit code {child.returncode}). "
+                    f"{_last_words(self.state)}",
+                    code="start_failed",
+                    hint=f"See {self.state / 'service.log'}; `runtime doctor` says what this machine can do.",
+                )
+            self.pause()
+
+    def _pass_progress_on(self) -> None:
+        if self.report is None:
+            return
+        try:
+            line = (self.state / "progress").read_text().strip()
+        except OSError:
+            return
+        if line and line != self._said:
+            self._said = line
+            self.report(line)
+
+
+def answers(url: str) -> bool:
+    """Whether the service says that it is well."""
+    # No proxy: one set for the rest of the world cannot reach this machine's loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url.rstrip('/')}/healthz", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (OSError, urllib.error.URLError, ValueError):
+        return False
+
+
+def _start(state: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    if any(importlib.util.find_spec(name) is None for name in _SERVER_PACKAGES):
+        raise ServiceUnavailableError(
+            "No service address is set, and the local service is not installed.",
+            code="server_not_installed",
+            hint="Run `pip install 'withruntime[server]'`, or set RUNTIME_API_URL to a service that runs.",
+        )
+    for stale in ("service.json", "progress"):
+        (state / stale).unlink(missing_ok=True)
+    with (state / "service.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "runtimed", "serve", "--state-dir", str(state), "--port", "0"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env=dict(env),
+        )
+
+
+def _make_state_dir(state: Path) -> None:
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ServiceUnavailableError(
+            f"The state directory {state} cannot be made: {error.strerror}.",
+            code="state_dir_unusable",
+            hint="Set RUNTIME_STATE_DIR to a directory that you may write.",
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(waiter: _Waiter) -> Iterator[None]:
+    import fcntl  # only where a local service can run: importing the package must work anywhere
+
+    try:
+        handle = os.open(waiter.state / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ServiceUnavailableError(
+            f"The state directory {waiter.state} cannot be used: {error.strerror}.",
+            code="state_dir_unusable",
+            hint="Set RUNTIME_STATE_DIR to a directory that you may write.",
+        ) from error
+    try:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            waiter.pause()
+        yield
+    finally:
+        os.close(handle)
+
+
+def _last_words(state: Path) -> str:
+    """The end of the log: where a service that failed says why."""
+    try:
+        with (state / "service.log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            lines = log.read().decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].strip() if lines else ""
