@@ -1,0 +1,79 @@
+"""Starts the agent: as a machine's PID 1 over its port, or with `--listen PATH` over a Unix socket for tests."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import time
+import traceback
+import warnings
+
+from runtime_guest import port, system
+from runtime_guest.agent import Agent, Handler
+from runtime_guest.cgroups import Cgroups
+from runtime_guest.command_methods import CommandMethods
+from runtime_guest.identity import log
+from runtime_guest.machine_methods import MachineMethods
+from runtime_guest.processes import Processes
+from runtime_guest.users import Users
+
+
+def _methods(processes: Processes, users: Users, *, machine: bool) -> dict[str, Handler]:
+    commands = CommandMethods(processes, users)
+    whole = MachineMethods(commands, processes, machine=machine)
+    return {
+        "ping": whole.ping,
+        "machine.identify": whole.identify,
+        "machine.grow": whole.grow,
+        "machine.settle": whole.settle,
+        "machine.poweroff": whole.power_off,
+        "machine.update": commands.update,
+        "process.capture": commands.capture,
+    }
+
+
+async def _serve(listen: str | None) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: log(f"loop: {context.get('message')} {context.get('exception')!r}"))
+    cgroups = Cgroups()
+    if listen is None:
+        system.attempt("cgroups", cgroups.prepare)
+    users = Users()
+    processes = Processes(cgroups, users.get("root"))
+    loop.add_signal_handler(signal.SIGCHLD, processes.reap)
+    agent = Agent(_methods(processes, users, machine=listen is None))
+    gc.collect()
+    gc.freeze()  # A fork copies what is touched: the collector must not touch everything.
+    if listen is None:
+        await port.open_port(agent.wire)
+        log("ready")
+    else:
+        with port.listen(agent.wire, listen):
+            await asyncio.Event().wait()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Never returns on a machine: without a PID 1 the kernel panics."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--listen", help="Unix socket to serve instead of a machine's port")
+    listen = parser.parse_args().listen
+    warnings.simplefilter("ignore", DeprecationWarning)  # os.fork beside threads: the child only makes system calls.
+    os.chdir("/")
+    if listen is None:
+        system.bring_up()
+    while True:
+        try:
+            asyncio.run(_serve(listen))
+        except Exception:  # noqa: BLE001 - the boundary of PID 1
+            log(traceback.format_exc())
+        if listen is not None:
+            return
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    main()

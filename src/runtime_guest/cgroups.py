@@ -1,0 +1,203 @@
+"""Keeps each command in a cgroup of its own and the agent in one that a fork bomb or a full memory cannot starve.
+
+    /sys/fs/cgroup/agent            PID 1: cpu.weight 10000, memory.min
+    /sys/fs/cgroup/runtime          pids.max, memory.max below the machine's memory
+    /sys/fs/cgroup/runtime/c-ID     one command and everything it started
+
+Where there is no cgroup v2 (the fake driver on a developer's host), a command's processes are found through /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Protocol
+
+ROOT = "/sys/fs/cgroup"
+AGENT_RESERVE_MIB = 40
+"""Memory that commands never get: the agent, its buffers, and what the kernel needs to go on."""
+PIDS_MAX = 30_000
+"""Below the kernel's own pid_max of 32768, so that the agent can still fork under a fork bomb."""
+MARK = "RUNTIME_PROCESS_ID"
+"""Environment variable that marks a command's processes where there are no cgroups."""
+
+
+class Group(Protocol):
+    """Everything that one command started."""
+
+    procs_fd: int
+    """Where a new child writes "0" to join, or -1."""
+
+    def kill(self) -> None:
+        """Kill all of it, whatever sessions and parents it made up. Repeatable."""
+
+    def remove(self) -> bool:
+        """Whether it is gone; False means that something in it is still dying."""
+
+    def oom_kills(self) -> int:
+        """Processes of it that the kernel killed for want of memory."""
+
+
+def _write(path: str, text: str) -> bool:
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError:
+        return False
+    return True
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+class ControlGroup:
+    """One cgroup v2."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        os.mkdir(path, 0o755)
+        self.procs_fd = os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+
+    def kill(self) -> None:
+        _write(f"{self.path}/cgroup.kill", "1")
+
+    def remove(self) -> bool:
+        if self.procs_fd >= 0:
+            os.close(self.procs_fd)
+            self.procs_fd = -1
+        try:
+            os.rmdir(self.path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            for name in _children(self.path):  # A user with sudo may have made cgroups below.
+                try:
+                    os.rmdir(f"{self.path}/{name}")
+                except OSError:
+                    continue
+            return False
+        return True
+
+    def oom_kills(self) -> int:
+        for line in _read(f"{self.path}/memory.events").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+        return 0
+
+
+def _children(path: str) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+class ProcessTree:
+    """What a command started, found by parent, session and a mark in the environment."""
+
+    procs_fd = -1
+
+    def __init__(self, process_id: str) -> None:
+        self._mark = f"{MARK}={process_id}".encode()
+        self._roots: set[int] = set()
+
+    def started(self, pid: int) -> None:
+        self._roots.add(pid)
+
+    def kill(self) -> None:
+        for _ in range(50):  # A process can fork while the list is read: look again until there is nobody.
+            found = self._members()
+            if not found:
+                return
+            for pid in found:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    continue
+
+    def remove(self) -> bool:
+        return not self._members()
+
+    def oom_kills(self) -> int:
+        return 0
+
+    def _members(self) -> set[int]:
+        parents: dict[int, int] = {}
+        members: set[int] = set()
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            stat = _read(f"/proc/{name}/stat")
+            fields = stat[stat.rfind(")") + 2 :].split()
+            if len(fields) < 4 or fields[0] in "ZX":
+                continue
+            parents[int(name)] = int(fields[1])
+            if int(fields[3]) in self._roots or int(name) in self._roots or self._marked(name):
+                members.add(int(name))
+        grew = True
+        while grew:
+            more = {pid for pid, parent in parents.items() if parent in members and pid not in members}
+            members |= more
+            grew = bool(more)
+        return members
+
+    def _marked(self, pid: str) -> bool:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return self._mark in file.read().split(b"\0")
+        except OSError:
+            return False
+
+
+class Cgroups:
+    """The machine's groups. `prepare` once at boot; then one `make` for each command."""
+
+    def __init__(self, root: str = ROOT) -> None:
+        self._root = root
+        self._real = False
+
+    def prepare(self) -> None:
+        """Idempotent. Protects this process and bounds all commands together."""
+        if not os.path.exists(f"{self._root}/cgroup.procs"):
+            return
+        agent, runtime = f"{self._root}/agent", f"{self._root}/runtime"
+        try:
+            os.makedirs(agent, exist_ok=True)
+            os.makedirs(runtime, exist_ok=True)
+        except OSError:
+            return
+        _write(f"{agent}/cgroup.procs", "0")
+        for controller in ("cpu", "memory", "pids"):
+            _write(f"{self._root}/cgroup.subtree_control", f"+{controller}")
+        _write(f"{agent}/cpu.weight", "10000")
+        _write(f"{agent}/memory.min", str(AGENT_RESERVE_MIB << 20))
+        _write(f"{runtime}/pids.max", str(PIDS_MAX))
+        _write(f"{runtime}/memory.max", str((memory_mib() - AGENT_RESERVE_MIB) << 20))
+        _write(f"{runtime}/cgroup.subtree_control", "+memory")
+        self._real = os.path.exists(f"{runtime}/cgroup.kill")
+        for name in _children(runtime):
+            _write(f"{runtime}/{name}/cgroup.kill", "1")
+
+    @property
+    def real(self) -> bool:
+        """Whether commands get a cgroup, and not only the search through /proc."""
+        return self._real
+
+    def make(self, process_id: str) -> Group:
+        """A group for a new command. Raises OSError."""
+        if self._real:
+            return ControlGroup(f"{self._root}/runtime/c-{process_id}")
+        return ProcessTree(process_id)
+
+
+def memory_mib() -> int:
+    """The machine's memory."""
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) // 1024
+    return 128

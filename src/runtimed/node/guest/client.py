@@ -1,0 +1,91 @@
+"""Speaks to one machine's agent: identity, health and defaults here, commands and files beside it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from runtimed.core.clock import Clock
+from runtimed.core.specs import UserName
+from runtimed.node.channel import Channel
+from runtimed.node.guest.decode import Reply
+from runtimed.node.guest.processes import ProcessClient
+
+PING_WITHIN_S = 5.0
+GROW_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What makes a restored copy a machine of its own. `entropy` has at least 32 fresh bytes."""
+
+    entropy: bytes
+    hostname: str
+    machine_id: str
+    boot_id: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: UserName = "sandbox"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identified:
+    clock_skew_ms: float
+    """Guest clock minus host clock after it was set, give or take half the round trip."""
+    entropy_reseeded: bool
+
+
+class GuestClient:
+    """Implements core.ports.Guest over one channel; make another one for another channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.processes = ProcessClient(channel)
+
+    async def identify(self, identity: Identity, clock: Clock) -> Identified:
+        """Give the machine its identity and the time, before anything of a user runs. Repeatable.
+
+        Raises:
+            GuestUnresponsive, MachineGone, Interrupted: it may have only a part of it; do not use the machine.
+        """
+        sent_s, sent_wall_s = clock.monotonic_s(), clock.now_s()
+        answer = await self.channel.request(
+            "machine.identify",
+            {
+                "clock_ns": round(sent_wall_s * 1e9),
+                "entropy": base64.b64encode(identity.entropy).decode(),
+                "hostname": identity.hostname,
+                "machine_id": identity.machine_id,
+                "boot_id": identity.boot_id,
+                "env": dict(identity.env),
+                "user": identity.user,
+            },
+        )
+        round_trip_s = clock.monotonic_s() - sent_s
+        reply = Reply(answer)
+        # The guest reads its clock last of all: half of what the trip took besides the guest's work lies after that.
+        worked_s = min(max(reply.integer("worked_ns") / 1e9, 0.0), round_trip_s)
+        host_s = sent_wall_s + round_trip_s - (round_trip_s - worked_s) / 2
+        return Identified(
+            clock_skew_ms=(reply.integer("clock_ns") / 1e9 - host_s) * 1e3,
+            entropy_reseeded=reply.boolean("entropy_reseeded"),
+        )
+
+    async def ping(self) -> None:
+        """Raises GuestUnresponsive, MachineGone."""
+        await self.channel.ping(within_s=PING_WITHIN_S)
+
+    async def grow(self) -> int:
+        """Make the root file system as large as its disk; answers its size in bytes."""
+        return Reply(await self.channel.request("machine.grow", {}, within_s=GROW_WITHIN_S)).integer("bytes")
+
+    async def settle(self) -> None:
+        """Forget the commands that have run and flush the disks: the machine is about to be saved as a template."""
+        await self.channel.request("machine.settle", {})
+
+    async def power_off(self) -> None:
+        """Flush the guest's disks and end the machine from within. The answer comes before the end."""
+        await self.channel.request("machine.poweroff", {})
+
+    async def update(self, *, env: dict[str, str], user: UserName) -> None:
+        await self.channel.request("machine.update", {"env": env, "user": user})
