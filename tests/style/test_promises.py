@@ -44,7 +44,7 @@ def promises() -> list[Promise]:
 
 
 @functools.cache
-def tests_by_file() -> dict[str, set[str]]:
+def written_tests() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for module in modules("tests"):
         kinds = ast.FunctionDef | ast.AsyncFunctionDef
@@ -79,7 +79,7 @@ def test_every_named_test_exists() -> None:
         f"{p.line}: {place}{'::' + name if name else ''}"
         for p in promises()
         for place, name in TEST.findall(p.proof)
-        if place not in tests_by_file() or (name and name not in tests_by_file()[place])
+        if place not in written_tests() or (name and name not in written_tests()[place])
     ]
 
     assert not missing, "\n".join(missing)
