@@ -44,6 +44,7 @@ def sandbox_ids() -> set[str]:
     return {sandbox.id for sandbox in Sandbox.list() if sandbox.state != "stopped"}
 
 
+@pytest.mark.usefixtures("as_client")
 def test_the_first_agent_writes_a_program_runs_it_and_answers_with_its_figure() -> None:
     before = sandbox_ids()
     printed = run_example("llamaindex_agent.py")
@@ -58,6 +59,7 @@ def test_the_first_agent_writes_a_program_runs_it_and_answers_with_its_figure() 
     assert sandbox_ids() <= before
 
 
+@pytest.mark.usefixtures("as_client")
 def test_the_second_agent_looks_the_rules_up_and_computes_by_them(tmp_path: Path) -> None:
     before = sandbox_ids()
     chart = tmp_path / "chart.png"
