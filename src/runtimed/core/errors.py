@@ -4,6 +4,10 @@
   + CallerError                        the caller can fix it
     - InvalidRequest                   400 invalid_request (every wrong field at once)
     - Unauthorized                     401 unauthorized
+    - PaymentRequired                  402 payment_required
+      . InsufficientFunds              402 insufficient_funds
+      . SpendingLimitReached           402 spending_limit_reached (the key's limit over 24 hours)
+      . TrialExhausted                 402 trial_exhausted
     - Forbidden                        403 forbidden
     - PermissionDenied                 403 permission_denied
     - NotFound                         404 not_found
@@ -30,9 +34,11 @@
       . ProcessLimit                   409 process_limit
       . UnsafeArchive                  409 unsafe_archive
       . DiskFull                       409 disk_full
+      . BudgetExceeded                 409 budget_exceeded (what the caller itself set as the most it may cost)
     - TooLarge                         413 too_large
     - IdempotencyKeyReused             422 idempotency_key_reused
     - RateLimited                      429 rate_limited
+    - QuotaExceeded                    429 quota_exceeded (sandboxes at once)
   + ServiceError                       the caller should ask again, or call the operator
     - Unavailable                      501 unavailable (not built or switched off; asking again does not help)
     - StartFailed                      502 start_failed
@@ -92,6 +98,22 @@ class InvalidRequest(CallerError):
 
 class Unauthorized(CallerError):
     code, status = "unauthorized", 401
+
+
+class PaymentRequired(CallerError):
+    code, status = "payment_required", 402
+
+
+class InsufficientFunds(PaymentRequired):
+    code = "insufficient_funds"
+
+
+class SpendingLimitReached(PaymentRequired):
+    code = "spending_limit_reached"
+
+
+class TrialExhausted(PaymentRequired):
+    code = "trial_exhausted"
 
 
 class Forbidden(CallerError):
@@ -198,6 +220,10 @@ class DiskFull(Conflict):
     code = "disk_full"
 
 
+class BudgetExceeded(Conflict):
+    code = "budget_exceeded"
+
+
 class TooLarge(CallerError):
     code, status = "too_large", 413
 
@@ -209,6 +235,10 @@ class IdempotencyKeyReused(CallerError):
 class RateLimited(CallerError):
     code, status = "rate_limited", 429
     retryable = True
+
+
+class QuotaExceeded(CallerError):
+    code, status = "quota_exceeded", 429
 
 
 class ServiceError(RuntimedError):

@@ -1,0 +1,86 @@
+"""What a sandbox used, as integers: what a host sampled, what is counted of it once, and sums of that.
+
+Sums add up without any rounding, so that an interval may be split or joined anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Literal, Self
+
+from runtimed.core.ids import SandboxId
+
+SampleKind = Literal["ready", "tick", "paused", "stopped"]
+"""Why a sample was taken: the machine became ready, time went by, its vCPUs stopped (for now, or for good)."""
+
+MB = 1_000_000
+"""Storage is counted in whole decimal megabytes, rounded down in the customer's favour."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Used:
+    """An amount of use. `+` joins two."""
+
+    cpu_us: int = 0
+    """Microseconds of CPU of the machine's process on the host, from ready to the stop of the vCPUs."""
+    running_ms: int = 0
+    """Milliseconds between ready and the stop of the vCPUs, on a clock that never jumps."""
+    paused_mb_ms: int = 0
+    """Decimal megabytes that the paused sandbox alone owned, times milliseconds."""
+    outbound_bytes: int = 0
+
+    def __add__(self, other: Used) -> Used:
+        return Used(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def since(self, earlier: Used) -> Used:
+        """What came after `earlier` of a counter that only grows."""
+        return Used(**{f.name: max(0, getattr(self, f.name) - getattr(earlier, f.name)) for f in fields(self)})
+
+    @property
+    def nothing(self) -> bool:
+        return not any(getattr(self, f.name) for f in fields(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Counters of one machine, read on its host. They grow from the machine's start; a new machine starts at 0."""
+
+    sandbox_id: SandboxId
+    seq: int
+    """1, 2, 3, ... for each sandbox, across all of its machines."""
+    incarnation: str
+    """Names the machine: another one counts from 0 again."""
+    kind: SampleKind
+    at_ms: int
+    """Wall clock of the host, for people. No duration is ever taken from it."""
+    counters: Used
+    hash: str = ""
+    """SHA-256 of everything else: a line that was damaged on disk is known, and the same sample is known again."""
+
+    def sealed(self) -> Self:
+        return replace(self, hash=self.digest())
+
+    def digest(self) -> str:
+        values = asdict(self)
+        del values["hash"]
+        return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    @property
+    def intact(self) -> bool:
+        return self.hash == self.digest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageRecord:
+    """What one sample adds to a sandbox's use. Exactly one for each sample that counts."""
+
+    sandbox_id: SandboxId
+    seq: int
+    """The sample's: a record with the same number is the same record."""
+    at_ms: int
+    sample_hash: str
+    used: Used
+    credited: bool = False
+    """The host could not be reached then: shown, and given back."""
