@@ -294,7 +294,8 @@ class Link:
             known.ended()
         elif isinstance(event, frames.ResetReceived):
             known.failed(StreamReset(event.code, event.message, event.details))
-        if isinstance(event, frames.ResetReceived) or not self.connection.knows(event.stream):
+        # The connection is ahead of these events: only the last one of a stream may make us forget it.
+        if isinstance(event, (frames.EndReceived, frames.ResetReceived)) and not self.connection.knows(event.stream):
             self._streams.pop(event.stream, None)
 
 
