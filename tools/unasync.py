@@ -18,7 +18,10 @@ FOLDERS = {
     ROOT / "tests/unit/withruntime/client_async": ROOT / "tests/unit/withruntime/client_sync",
 }
 BY_HAND = frozenset({"_io.py", "__init__.py", "conftest.py"})
-HEADER = "# Generated from {source} by tools/unasync.py: edit that file and run the tool.\n# ruff: noqa: I001, RUF100, UP028\n"
+HEADER = """\
+# Generated from {source} by tools/unasync.py: edit that file and run the tool.
+# ruff: noqa: I001, RUF100, UP028
+"""
 
 RENAMES = {
     "AsyncExitStack": "ExitStack",

@@ -35,7 +35,8 @@ class TransportFailure(Exception):
         self.kind = kind
 
     def as_error(self, key: str | None) -> ConnectionError:
-        return ConnectionError(str(self), code="connection_error", idempotency_key=key)
+        hint = "Is the service running there, and is RUNTIME_API_URL right?" if self.kind == "not_connected" else None
+        return ConnectionError(str(self), code="connection_error", idempotency_key=key, hint=hint)
 
 
 OnCapacityWait = Callable[[RuntimeError, float], None]

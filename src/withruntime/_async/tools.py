@@ -7,7 +7,7 @@ from typing import Any
 from withruntime import _tool_text
 from withruntime._async.sandbox import AsyncSandbox
 from withruntime._errors import RuntimeError
-from withruntime._tool_text import ToolLimits
+from withruntime._tool_text import ENTRIES_MAX, ToolLimits
 
 
 class AsyncTools:
@@ -95,7 +95,7 @@ class AsyncTools:
     async def _list(self, path: str, depth: int) -> list[dict[str, Any]]:
         full = self._path(path)
         try:
-            entries = await self._sandbox.files.list(full, depth=max(1, depth), hidden=True, limit=_tool_text.ENTRIES_MAX)
+            entries = await self._sandbox.files.list(full, depth=max(1, depth), hidden=True, limit=ENTRIES_MAX)
         except RuntimeError as error:
             if not _tool_text.is_callers_fault(error):
                 raise

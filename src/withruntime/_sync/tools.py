@@ -9,7 +9,7 @@ from typing import Any
 from withruntime import _tool_text
 from withruntime._sync.sandbox import Sandbox
 from withruntime._errors import RuntimeError
-from withruntime._tool_text import ToolLimits
+from withruntime._tool_text import ENTRIES_MAX, ToolLimits
 
 
 class Tools:
@@ -97,7 +97,7 @@ class Tools:
     def _list(self, path: str, depth: int) -> list[dict[str, Any]]:
         full = self._path(path)
         try:
-            entries = self._sandbox.files.list(full, depth=max(1, depth), hidden=True, limit=_tool_text.ENTRIES_MAX)
+            entries = self._sandbox.files.list(full, depth=max(1, depth), hidden=True, limit=ENTRIES_MAX)
         except RuntimeError as error:
             if not _tool_text.is_callers_fault(error):
                 raise

@@ -1,6 +1,7 @@
 """A very small HTTP server whose every answer is scripted by the test; it knows nothing about sandboxes."""
 
 import contextlib
+import io
 import json
 import re
 import socket
@@ -148,7 +149,7 @@ def _reset(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def _read_request(reader) -> Request | None:  # noqa: ANN001
+def _read_request(reader: io.BufferedReader) -> Request | None:
     line = reader.readline()
     if not line:
         return None
@@ -164,7 +165,7 @@ def _read_request(reader) -> Request | None:  # noqa: ANN001
     return Request(method, target, headers, body)
 
 
-def _read_chunks(reader) -> Iterator[bytes]:  # noqa: ANN001
+def _read_chunks(reader: io.BufferedReader) -> Iterator[bytes]:
     while (size := int(reader.readline(), 16)):
         yield reader.read(size)
         reader.readline()

@@ -1,0 +1,108 @@
+"""The commands for the local service: start, status, stop, logs."""
+
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from withruntime import _local
+from withruntime._errors import RuntimeError
+from withruntime._local import Service
+from withruntime.cli import terminal
+from withruntime.cli.terminal import JsonFlag
+
+app = typer.Typer(
+    help="Start, watch and stop the service of this user on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_FOLLOW_EVERY_S = 0.25
+
+
+@app.command()
+def start(json: JsonFlag = False) -> None:
+    """Start the local service if it does not run, and wait until it answers.
+
+    A first start builds what is missing, which takes minutes; every command that needs the service does this too.
+
+    Example: runtime server start
+    """
+    try:
+        service = _local.ensure(dict(os.environ), report=terminal.note)
+    except RuntimeError as error:
+        terminal.fail(error.message, hint=error.hint)
+    _show(service, json=json)
+
+
+@app.command()
+def status(json: JsonFlag = False) -> None:
+    """Say whether the local service runs; exit code 1 if it does not.
+
+    Example: runtime server status --json
+    """
+    service = _local.find(_state())
+    if service is None:
+        if json:
+            terminal.show_json({"running": False, "stateDir": str(_state())})
+        else:
+            typer.echo("The local service does not run.")
+        raise typer.Exit(terminal.EXIT_ERROR)
+    _show(service, json=json)
+
+
+@app.command()
+def stop(json: JsonFlag = False) -> None:
+    """Stop the local service; it need not run.
+
+    Example: runtime server stop
+    """
+    try:
+        service = _local.stop(_state())
+    except RuntimeError as error:
+        terminal.fail(error.message, hint=error.hint)
+    if json:
+        terminal.show_json({"running": False, "stopped": service is not None})
+    else:
+        typer.echo("The local service did not run." if service is None else f"Stopped (pid {service.pid}).")
+
+
+@app.command()
+def logs(
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the newest lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+) -> None:
+    """Print the log of the local service.
+
+    Example: runtime server logs -f
+    """
+    path = _state() / "service.log"
+    if not path.exists():
+        terminal.fail(f"There is no log at {path}.", hint="`runtime server start` starts the service.")
+    _print_log(path, lines, follow=follow)
+
+
+def _print_log(path: Path, lines: int, *, follow: bool) -> None:
+    with path.open(encoding="utf-8", errors="replace") as log:
+        for line in deque(log, maxlen=max(0, lines)):
+            typer.echo(line, nl=False)
+        while follow:
+            if fresh := log.read():
+                typer.echo(fresh, nl=False)
+            else:
+                time.sleep(_FOLLOW_EVERY_S)
+
+
+def _state() -> Path:
+    return _local.state_dir(os.environ)
+
+
+def _show(service: Service, *, json: bool) -> None:
+    if json:
+        told = {"running": True, "pid": service.pid, "url": service.url, "version": service.version}
+        terminal.show_json(told | {"stateDir": str(service.state)})
+    else:
+        typer.echo(f"The local service runs at {service.url} (pid {service.pid}, version {service.version}).")

@@ -1,0 +1,172 @@
+"""Talks to whoever sits at the terminal: results on stdout, everything else on stderr, errors with the way out."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from withruntime import _local
+from withruntime._async import _io
+from withruntime._async.client import AsyncRuntime
+from withruntime._async.sandbox import AsyncSandbox
+from withruntime._errors import NotFoundError, RuntimeError
+from withruntime._settings import configured_origin
+
+T = TypeVar("T")
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_TIMEOUT = 124
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+_SIGNALS_UNTIL_FORCED = 3
+_PATIENCE_S = 2.0
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SandboxRef = Annotated[str, typer.Argument(metavar="SANDBOX", help="The sandbox's id or name.")]
+
+
+def note(text: str) -> None:
+    """Say something that is not the result."""
+    try:
+        sys.stderr.write(f"runtime: {text}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass  # nobody listens
+
+
+def fail(message: str, *, hint: str | None = None, code: int = EXIT_ERROR) -> NoReturn:
+    """Say what went wrong and what to do, and exit."""
+    note(f"error: {message}")
+    if hint:
+        note(f"hint: {hint}")
+    raise typer.Exit(code)
+
+
+def show_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def show_json_line(value: object) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns under headings. Nothing is shortened, so that a pipe gets whole ids."""
+    cells = [[column.upper() for column in columns], *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
+    for row in cells:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(value: object) -> str:
+    text = "-" if value is None or value == "" else str(value)
+    # A name may hold anything; a terminal would obey what is in it.
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def run(work: Callable[[AsyncRuntime], Awaitable[int | None]]) -> NoReturn:
+    """Do the work of a command with a client, and exit with the code that it returns.
+
+    SIGINT, SIGTERM and SIGHUP cancel the work, which cleans up behind itself; the third one ends everything.
+    """
+    ended_by: list[int] = []
+    try:
+        code = asyncio.run(_supervised(work, ended_by))
+    except asyncio.CancelledError:
+        code = 128 + (ended_by[0] if ended_by else signal.SIGINT)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except BrokenPipeError:
+        code = EXIT_BROKEN_PIPE
+    except RuntimeError as error:
+        fail(error.message, hint=_with_request(error))
+    except ValueError as error:
+        fail(str(error), code=EXIT_USAGE)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or error}")
+    leave(code or 0)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit now. Threads that wait for an input or an output that never comes are left behind."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        code = code or EXIT_BROKEN_PIPE
+    finally:
+        os._exit(code)
+
+
+def _with_request(error: RuntimeError) -> str | None:
+    parts = [error.hint or "", f"(request {error.request_id})" if error.request_id else ""]
+    return " ".join(part for part in parts if part) or None
+
+
+async def _supervised(work: Callable[[AsyncRuntime], Awaitable[int | None]], ended_by: list[int]) -> int | None:
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    assert main is not None, "asyncio.run gives us a task"
+
+    def asked_to_end(number: int) -> None:
+        ended_by.append(number)
+        if len(ended_by) == 1:
+            main.cancel()
+        elif len(ended_by) == _SIGNALS_UNTIL_FORCED:
+            os._exit(128 + number)
+        else:
+            note("cleaning up; once more to leave at once")
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup it stays ignored
+            loop.add_signal_handler(number, asked_to_end, number)
+    if configured_origin(None, os.environ) is None:
+        await _io.in_thread(lambda give_up: _local.ensure(dict(os.environ), report=note, give_up=give_up))
+    async with AsyncRuntime() as client:
+        return await work(client)
+
+
+@asynccontextmanager
+async def patience(text: str) -> AsyncIterator[None]:
+    """Say what is going on once it takes long enough to wonder."""
+    handle = asyncio.get_running_loop().call_later(_PATIENCE_S, note, text)
+    try:
+        yield
+    finally:
+        handle.cancel()
+
+
+def no_room(error: RuntimeError, wait_s: float) -> None:
+    note(f"waiting for room ({error.code}); next try in {wait_s:.1f} s")
+
+
+async def find_sandbox(client: AsyncRuntime, reference: str) -> AsyncSandbox:
+    """A sandbox by id, else by name."""
+    try:
+        return await client.sandboxes.get(reference)
+    except NotFoundError:
+        named = await (await client.sandboxes.list(name=reference)).to_list(limit=1)
+        if not named:
+            raise
+        return named[0]
+
+
+def key_values(given: Sequence[str] | None, *, what: str) -> dict[str, str]:
+    """Read `K=V` options."""
+    found: dict[str, str] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{one!r} is no {what}: write NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def given(**options: object) -> Mapping[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
