@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from pathlib import Path
 
 from runtimed.images.apt_sources import Archive
@@ -18,6 +17,7 @@ from runtimed.images.cpio import CpioEntry, character_device, directory, regular
 from runtimed.images.errors import ImageBuildFailed
 from runtimed.images.kernel_modules import KernelModule, ModuleTree
 from runtimed.images.private_apt import open_apt, unpack
+from runtimed.images.recipe import boot_file
 from runtimed.images.run import Progress, Runner
 from runtimed.images.vmlinux import extract_vmlinux
 
@@ -53,7 +53,7 @@ def kernel_address(distribution: str, release: str) -> str:
         KERNEL_PACKAGES[distribution],
         BOOT_MODULES,
         NETWORK_MODULES,
-        _init_script(),
+        boot_file(_INIT),
     ]
     return "krn_" + hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:20]
 
@@ -86,7 +86,7 @@ def initramfs(busybox: bytes, modules: Sequence[KernelModule]) -> list[CpioEntry
         *(symlink(f"bin/{name}", "busybox") for name in _BUSYBOX_COMMANDS),
         *(regular_file(f"modules/{module.name}.ko", module.content) for module in modules),
         regular_file("modules/order", _order(modules).encode()),
-        regular_file("init", _init_script().encode(), 0o755),
+        regular_file("init", boot_file(_INIT).encode(), 0o755),
     ]
 
 
@@ -106,7 +106,3 @@ def _only(paths: Iterable[Path], what: str) -> Path:
     if len(found) != 1:
         raise ImageBuildFailed(f"The packages hold {len(found)} {what} where one was expected; choose another release.")
     return found[0]
-
-
-def _init_script() -> str:
-    return (resources.files("runtimed.images") / "boot" / _INIT).read_text("utf-8")

@@ -58,12 +58,18 @@ class Recipe:
     def address(self, *, distribution: str, release: str) -> str:
         """Names the image that this recipe gives for that release: equal recipes have equal addresses."""
         content = {**asdict(self), "distribution": distribution, "release": release, "format": FORMAT}
+        content["scripts"] = [boot_file("image-base.sh"), boot_file("image-finish.sh")]
         del content["needs_mib"]
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return f"img_{digest[:20]}"
 
     def release_for(self, distribution: str) -> str:
         return DEFAULT_RELEASES[distribution] if self.release == AUTO else self.release
+
+
+def boot_file(name: str) -> str:
+    """A script of this room that runs in an image or in a machine."""
+    return (resources.files("runtimed.images") / "boot" / name).read_text("utf-8")
 
 
 def packaged_recipes() -> list[str]:

@@ -6,14 +6,13 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from runtimed.images.apt_sources import KEYRINGS, Archive, SourceEntry
 from runtimed.images.cache import Workplace
 from runtimed.images.errors import CommandFailed, ImageBuildFailed
 from runtimed.images.private_apt import open_apt
-from runtimed.images.recipe import Recipe
+from runtimed.images.recipe import Recipe, boot_file
 from runtimed.images.run import Progress, Runner, contained
 
 BUILD_WITHIN_S = 3600
@@ -119,7 +118,7 @@ def _install(argv: list[str], work: Path, runner: Runner, progress: Progress) ->
     temporary.mkdir()
 
     def report(line: str) -> None:
-        if line.startswith(("I: ", "runtime-step: ")):
+        if line.startswith(("I: ", "runtime-step: ")) and "hook" not in line:
             progress(line.partition(": ")[2], None)
 
     try:
@@ -159,7 +158,7 @@ def _write_customisation(order: RootfsOrder, work: Path, entries: list[SourceEnt
     """
     parts = work / "customise"
     parts.mkdir()
-    lines = ["set -eu", _chroot_stdin("/bin/sh -eu", _boot_file("image-base.sh"), parts / "base")]
+    lines = ["set -eu", _chroot_stdin("/bin/sh -eu", boot_file("image-base.sh"), parts / "base")]
     files = (
         [("/etc/apt/sources.list", _sources_of_image(entries, order), 0o644)]
         if order.recipe.variant != "essential"
@@ -197,7 +196,7 @@ def _sources_of_image(entries: list[SourceEntry], order: RootfsOrder) -> str:
 
 
 def _in_image(root: Path, name: str, runner: Runner) -> None:
-    argv = ["chroot", str(root), "/bin/sh", "-c", _boot_file(name)]
+    argv = ["chroot", str(root), "/bin/sh", "-c", boot_file(name)]
     runner.run(contained(argv), within_s=STEP_WITHIN_S)
 
 
@@ -219,7 +218,3 @@ def _mke2fs(order: RootfsOrder, root: Path, image: Path) -> list[str]:
         *("-E", f"lazy_itable_init=1,lazy_journal_init=1,nodiscard,resize={grows}"),
         *("-d", str(root), str(image)),
     ]
-
-
-def _boot_file(name: str) -> str:
-    return (resources.files("runtimed.images") / "boot" / name).read_text("utf-8")

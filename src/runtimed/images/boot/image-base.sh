@@ -7,10 +7,14 @@ if grep -q '^[^:]*:[^:]*:1000:' /etc/passwd /etc/group; then
 fi
 shell=/bin/sh
 [ ! -x /bin/bash ] || shell=/bin/bash
-echo "runtime:x:1000:" >> /etc/group
-echo "runtime:x:1000:1000::/workspace:$shell" >> /etc/passwd
+password='*' # nobody logs in with one; "x" would refer to a shadow file, which an essential system does not have
+if [ -f /etc/shadow ]; then
+    password=x
+    echo "runtime:*:19000:0:99999:7:::" >> /etc/shadow
+fi
 [ ! -f /etc/gshadow ] || echo "runtime:*::" >> /etc/gshadow
-[ ! -f /etc/shadow ] || echo "runtime:*:19000:0:99999:7:::" >> /etc/shadow
+echo "runtime:x:1000:" >> /etc/group
+echo "runtime:$password:1000:1000::/workspace:$shell" >> /etc/passwd
 mkdir /workspace
 chown 1000:1000 /workspace
 if [ -d /etc/sudoers.d ]; then
