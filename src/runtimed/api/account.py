@@ -1,0 +1,37 @@
+"""Who is asking, and within which limits."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtimed.api.envelope import json_response
+from runtimed.api.services import caller_of, services_of
+
+router = APIRouter(prefix="/v1", tags=["account"])
+
+
+@router.get("/me")
+async def me(request: Request) -> Response:
+    """The account and key of this request."""
+    services, caller = services_of(request), caller_of(request)
+    return json_response(
+        200,
+        {
+            "orgId": caller.account_id,
+            "orgName": await services.accounts.account_name(caller.account_id),
+            "principalId": caller.key_id,
+            "credentialId": caller.key_id,
+            "role": "read" if caller.read_only else "full",
+        },
+    )
+
+
+@router.get("/limits")
+async def limits(request: Request) -> Response:
+    """What bounds this key. Nothing is metered yet, so that there is no limit on money."""
+    caller = caller_of(request)
+    daily = {"limitMicros": None, "usedMicros": "0", "remainingMicros": None, "window": "24h"}
+    access = "read" if caller.read_only else "full" if caller.account_wide else "selected"
+    return json_response(200, {"access": access, "daily": daily, "trial": None, "account": None, "credit": None})

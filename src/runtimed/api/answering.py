@@ -1,0 +1,72 @@
+"""Runs what a request asks for once, whatever its client does, and answers late rather than too late."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtimed.api.envelope import error_body, internal_error, json_response, request_id_of
+from runtimed.api.idempotency import Answer, Asked, Done, asked
+from runtimed.api.services import caller_of, services_of
+from runtimed.api.streaming import Streamed
+from runtimed.core.errors import RuntimedError, Unavailable
+from runtimed.core.tasks import spawn
+
+LATE_AFTER_S = 45.0
+"""Proxies cut a connection that is silent for 60 s, and the public client gives up on the headers after 125 s."""
+PREFER_WAIT_MAX_S = 120
+
+
+async def answer_once(
+    request: Request, work: Callable[[Asked], Awaitable[Answer]], *, sandbox_id: str | None = None, claim: bool = True
+) -> Response:
+    """The answer of `work`, which goes on when the client leaves, or that of the request it repeats."""
+    services = services_of(request)
+    question = await asked(request, caller_of(request), sandbox_id=sandbox_id)
+    task = spawn(services.idempotency.once(question, lambda: work(question), claim=claim), name="answer a request")
+    finished, _ = await asyncio.wait({task}, timeout=LATE_AFTER_S)
+    if finished:
+        status, body, headers = _outcome(task.result())
+        return json_response(status, body, headers)
+    late = _late(task, request_id_of(request))
+    return Streamed(late, media_type="application/json", headers={"Runtime-Late-Answer": "true"}, heartbeat=b" ")
+
+
+def _outcome(done: Done) -> tuple[int, Mapping[str, object], dict[str, str]]:
+    """Status, body and headers. Raises the error where there is one."""
+    if done.answer is None:
+        raise done.error or internal_error()
+    if not done.replayed:
+        return done.answer.status, done.answer.body, {}
+    return done.answer.status, {**done.answer.body, "replayed": True}, {"Idempotency-Replayed": "true"}
+
+
+async def _late(task: asyncio.Task[Done], request_id: str | None) -> AsyncGenerator[bytes]:
+    yield b" "
+    try:
+        # A failure that is no RuntimedError goes on: the body is cut then, and the outermost layer logs it.
+        _, body, _ = _outcome(await asyncio.shield(task))
+    except RuntimedError as error:
+        body = {"error": error_body(error, request_id=request_id)}
+    yield json.dumps(body).encode()
+
+
+def prefer_wait_s(request: Request) -> float:
+    """Seconds that the client wants its answer held for, from `Prefer: wait=N`; 0 without."""
+    for part in request.headers.get("prefer", "").split(","):
+        name, _, value = part.strip().partition("=")
+        if name.strip().lower() == "wait" and value.strip().isdigit():
+            return float(min(int(value), PREFER_WAIT_MAX_S))
+    return 0.0
+
+
+def not_built(what: str, fields: list[str] | None = None) -> Unavailable:
+    return Unavailable(
+        f"{what}: not available in this version",
+        hint="leave it out; docs/operations.md says what there is",
+        details={"fields": fields} if fields else None,
+    )

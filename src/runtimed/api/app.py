@@ -1,0 +1,64 @@
+"""Puts the application together: routes, layers, error shapes, the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from runtimed import VERSION
+from runtimed.api import account, archives, envelope, exec, files, not_built, operator, processes, sandboxes, uploads
+from runtimed.api.auth import Authenticate
+from runtimed.api.outermost import Outermost
+from runtimed.api.services import Services
+from runtimed.core.clock import Clock
+from runtimed.core.errors import RuntimedError
+
+
+def build_app(services: Services, clock: Clock) -> ASGIApp:
+    """The whole application, ready to be served."""
+    app = routes()
+    app.state.services = services
+    app.state.archive_flows = {}
+    inner = Authenticate(app, accounts=services.accounts, clock=clock)
+    return Outermost(inner, metrics=services.metrics, clock=clock, closing=services.closing)
+
+
+def routes() -> FastAPI:
+    """The routes alone: enough for the OpenAPI document."""
+    app = FastAPI(
+        title="Runtime",
+        version=VERSION,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.add_exception_handler(RuntimedError, envelope.on_runtimed_error)
+    app.add_exception_handler(RequestValidationError, envelope.on_validation_error)
+    app.add_exception_handler(HTTPException, envelope.on_http_error)
+    app.add_exception_handler(Exception, envelope.on_defect)
+    for module in (sandboxes, exec, processes, files, uploads, archives, account, operator, not_built):
+        app.include_router(module.router)
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign]  # FastAPI's own way to change the document
+    return app
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        components = document.setdefault("components", {})
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+        for path in document["paths"].values():
+            for operation in path.values():
+                # A wrong field is a 400 in our envelope, not FastAPI's 422.
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            components.get("schemas", {}).pop(name, None)
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,100 @@
+"""Commands: run to the end with their output in the answer, or streamed as they run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtimed.api.answering import answer_once, not_built
+from runtimed.api.idempotency import Answer, Asked, Done, asked
+from runtimed.api.ndjson import MEDIA_TYPE, event_lines, line
+from runtimed.api.services import caller_of, services_of
+from runtimed.api.streaming import Streamed
+from runtimed.core.commands import Command
+from runtimed.core.errors import RuntimedError
+from runtimed.core.ids import ProcessId
+from runtimed.core.limits import CAPTURE_BYTES, CAPTURE_LONG_BYTES, CAPTURE_LONG_FROM_MS
+from runtimed.wire import commands as wire
+
+router = APIRouter(prefix="/v1/sandboxes", tags=["commands"])
+
+
+@router.post("/{sandbox_id}:exec", response_model=wire.ExecResult)
+async def execute(request: Request, sandbox_id: str, body: wire.ExecRequest) -> Response:
+    """Run a command. A non-zero exit and a timeout are results. With `stream`, answers NDJSON events."""
+    if body.trace_files:
+        raise not_built("traceFiles", ["traceFiles"])
+    if body.stream:
+        return await _stream(request, sandbox_id, body.to_command())
+    services, caller = services_of(request), caller_of(request)
+    command = body.to_command()
+    keep_bytes = CAPTURE_LONG_BYTES if command.timeout_ms > CAPTURE_LONG_FROM_MS else CAPTURE_BYTES
+
+    async def work(question: Asked) -> Answer:
+        with services.limits.call(sandbox_id):
+            inside = await services.sandboxes.inside(caller, sandbox_id)
+            done = await inside.guest.processes.capture(question.process_id(), command, keep_bytes=keep_bytes)
+        return Answer(status=200, body=wire.captured_body(done))
+
+    return await answer_once(request, work, sandbox_id=sandbox_id, claim=False)
+
+
+async def _stream(request: Request, sandbox_id: str, command: Command) -> Response:
+    """A repeat reads the same process from its first byte; nothing runs twice."""
+    services, caller = services_of(request), caller_of(request)
+    question = await asked(request, caller, sandbox_id=sandbox_id)
+    earlier = await services.idempotency.enter(question, claim=False)
+    async with AsyncExitStack() as stack:
+        if earlier is not None:
+            body = await _again(request, sandbox_id, earlier, stack)
+        else:
+            body = await _first(request, question, command, stack)
+        headers = {"Idempotency-Replayed": "true"} if earlier else {}
+        # From here on the response closes what is open, when its last byte is sent or its client has left.
+        return Streamed(body, media_type=MEDIA_TYPE, headers=headers, heartbeat=b"\n", open_until_sent=stack.pop_all())
+
+
+async def _first(request: Request, question: Asked, command: Command, stack: AsyncExitStack) -> AsyncGenerator[bytes]:
+    services = services_of(request)
+    sandbox_id = question.sandbox_id or ""
+    process_id = question.process_id()
+    outcome = Done(error=RuntimedError("the first request with this key failed"))
+    try:
+        stack.enter_context(services.limits.call(sandbox_id))
+        inside = await services.sandboxes.inside(caller_of(request), sandbox_id)
+        events = await stack.enter_async_context(inside.guest.processes.run(process_id, command))
+        began = await anext(events)
+        outcome = Done(answer=Answer(status=200, body={"processId": process_id}))
+    except RuntimedError as error:
+        outcome = Done(error=error)
+        raise
+    finally:
+        await services.idempotency.leave(question, outcome)
+
+    async def lines() -> AsyncGenerator[bytes]:
+        yield line(wire.event_body(began, as_base64=False))
+        async for text in event_lines(request, events, cursor=0, as_base64=False):
+            yield text
+
+    return lines()
+
+
+async def _again(request: Request, sandbox_id: str, earlier: Done, stack: AsyncExitStack) -> AsyncGenerator[bytes]:
+    services = services_of(request)
+    if earlier.answer is None or earlier.answer.status >= 400:
+        raise earlier.error or RuntimedError("the first request with this key failed")
+    process_id = ProcessId(str(earlier.answer.body["processId"]))
+    stack.enter_context(services.limits.call(sandbox_id))
+    inside = await services.sandboxes.inside(caller_of(request), sandbox_id)
+    events = await stack.enter_async_context(inside.guest.processes.follow(process_id, cursor=0))
+
+    async def lines() -> AsyncGenerator[bytes]:
+        yield line({"type": "start", "processId": process_id, "replayed": True})
+        async for text in event_lines(request, events, cursor=0, as_base64=False):
+            yield text
+
+    return lines()

@@ -1,0 +1,41 @@
+"""Everything that a route may use, made once by `main` and handed to the application."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from runtimed.api.admission import CallLimits
+from runtimed.api.idempotency import Idempotency
+from runtimed.api.metrics import Metrics
+from runtimed.api.ports import Sandboxes
+from runtimed.core.sandbox import Caller
+from runtimed.store.accounts import Accounts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    sandboxes: Sandboxes
+    accounts: Accounts
+    idempotency: Idempotency
+    limits: CallLimits
+    metrics: Metrics
+    closing: asyncio.Event
+    """Set once the service stops; nothing new is begun then."""
+    region: str
+    default_image: str
+
+
+def services_of(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+def caller_of(request: Request) -> Caller:
+    """Who is asking; the `Authenticate` middleware has put it there before any route runs."""
+    caller = request.scope["caller"]
+    assert isinstance(caller, Caller)
+    return caller

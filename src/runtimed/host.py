@@ -1,0 +1,127 @@
+"""Makes the node that the settings ask for: QEMU and images first, then the machines' owner over them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from runtimed.core.boot import ImageFiles, QemuInstall
+from runtimed.core.clock import Clock
+from runtimed.core.errors import ImageNotFound
+from runtimed.core.limits import DISK_DEFAULT_MIB, MEMORY_DEFAULT_MIB, VCPU_DEFAULT
+from runtimed.core.ports import Node
+from runtimed.core.specs import Shape
+from runtimed.images import store
+from runtimed.images.run import HostRunner
+from runtimed.node.build import NodePlan, make_node
+from runtimed.node.node import NodeLimits
+from runtimed.settings import Settings
+from runtimed.sim.node import SimNode
+
+DEFAULT_SHAPE = Shape(vcpu=VCPU_DEFAULT, memory_mib=MEMORY_DEFAULT_MIB, disk_mib=DISK_DEFAULT_MIB)
+
+T = TypeVar("T")
+
+Say = Callable[[str], None]
+"""Told one line of progress at a time."""
+
+
+class Host(Node, Protocol):
+    """A node with a beginning and an end."""
+
+    async def prepare(self) -> None:
+        """Make what the first create needs. Raises HostUnavailable with the way out."""
+
+    async def close(self) -> None:
+        """End every machine and spare. Idempotent."""
+
+
+async def make_host(settings: Settings, clock: Clock, say: Say) -> Host:
+    """A host that is ready for `prepare`.
+
+    Raises:
+        HostUnavailable: no QEMU, no jail, no disk space, or the image cannot be built; the message says which.
+    """
+    if settings.vmm == "fake":
+        return SimNode()
+    runner = HostRunner()
+    images = Images(store.ImageStore(settings.cache_dir, runner=runner), say)
+    qemu = await in_thread(runner, lambda: store.ensure_qemu(settings.cache_dir, images.told, runner=runner))
+    await in_thread(runner, lambda: images.make(settings.image))
+    plan = NodePlan(
+        state_dir=settings.state_dir,
+        cache_dir=settings.cache_dir,
+        default_image=settings.image,
+        default_shape=DEFAULT_SHAPE,
+        accel=settings.accel,
+        jailed=settings.jail,
+        limits=NodeLimits(
+            machines_max=settings.max_sandboxes,
+            vcpu_overcommit=settings.vcpu_overcommit,
+            memory_overcommit=settings.memory_overcommit,
+            memory_keep_free_mib=settings.memory_keep_free_mib,
+            spares=settings.spares,
+        ),
+    )
+    install = QemuInstall(
+        version=qemu.version,
+        root=qemu.root,
+        argv=tuple(qemu.argv),
+        img_argv=tuple(qemu.img_argv),
+        jail_argv=tuple(qemu.jail_argv),
+    )
+    return await make_node(plan, qemu=install, images=images, clock=clock, progress=say)
+
+
+async def in_thread(runner: HostRunner, work: Callable[[], T]) -> T:
+    """Run blocking work whose programs end when this is cancelled."""
+    try:
+        return await asyncio.to_thread(work)
+    except asyncio.CancelledError:
+        runner.stop()
+        raise
+
+
+@dataclass
+class Images:
+    """The image store as a node wants it. A create never builds: only what `make` made can be started."""
+
+    images: store.ImageStore
+    say: Say
+    _known: dict[str, ImageFiles] = field(default_factory=dict)
+
+    def told(self, line: str, share: float | None = None) -> None:
+        self.say(line if share is None else f"{line} ({share:.0%})")
+
+    def make(self, name: str) -> ImageFiles:
+        """Build what is missing of an image. Blocks."""
+        made = self.images.ensure(name, self.told)
+        self._known[name] = files = _as_boot_files(made)
+        return files
+
+    async def files(self, name: str) -> ImageFiles:
+        """Raises ImageNotFound for one that is not built."""
+        known = self._known.get(name)
+        if known is not None and known.rootfs.exists():
+            return known
+        if await asyncio.to_thread(self.images.find, name) is None:
+            raise ImageNotFound(f"there is no image {name!r}", hint="runtime image ls lists those that are built")
+        return await asyncio.to_thread(self.make, name)
+
+
+def _as_boot_files(made: store.ImageFiles) -> ImageFiles:
+    return ImageFiles(
+        # Templates and disks fit one build only, even where two builds come from one recipe.
+        image_id=f"{made.image.image_id}-{made.image.build_id[:8]}",
+        name=made.image.name,
+        release=made.image.release,
+        rootfs=made.image.rootfs,
+        rootfs_bytes=made.image.rootfs_bytes,
+        kernel_id=made.kernel_id,
+        kernel=made.kernel,
+        initrd=made.initrd,
+        agent_id=made.agent_id,
+        agent_disk=made.agent_disk,
+    )

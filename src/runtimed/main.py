@@ -1,0 +1,239 @@
+"""Builds the service out of its parts, serves it until it is told to stop, and takes it apart again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.types import ASGIApp
+
+from runtimed import VERSION
+from runtimed.api.admission import CallLimits
+from runtimed.api.app import build_app
+from runtimed.api.idempotency import Idempotency
+from runtimed.api.metrics import Metrics
+from runtimed.api.services import Services
+from runtimed.control.leases import Leases
+from runtimed.control.life import Lives
+from runtimed.control.sandboxes import Sandboxes
+from runtimed.core.clock import Clock, SystemClock
+from runtimed.core.errors import RuntimedError
+from runtimed.core.ports import Node
+from runtimed.core.tasks import spawn
+from runtimed.core.wait import wait_for
+from runtimed.host import Host, make_host
+from runtimed.settings import Settings
+from runtimed.state_folder import StateFolder, StateFolderError
+from runtimed.store.accounts import Accounts
+from runtimed.store.answers import AnswerStore
+from runtimed.store.database import Database, open_database, sqlite_url
+from runtimed.store.sandboxes import SandboxStore
+
+LISTENING_WITHIN_S = 10.0
+REQUESTS_END_WITHIN_S = 5
+"""Once every machine has ended, whatever still waits for one has its answer; the rest is cut."""
+
+_log = logging.getLogger(__name__)
+
+
+class CannotServe(Exception):
+    """One sentence that says why the service cannot start, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """The parts of a running service that something is done with."""
+
+    app: ASGIApp
+    services: Services
+    lives: Lives
+    leases: Leases
+
+
+async def build_service(settings: Settings, *, node: Node, database: Database, clock: Clock) -> Service:
+    """Everything but the sockets. Marks as stopped what an earlier service left unfinished."""
+    store, answers = SandboxStore(database), AnswerStore(database)
+    lives = Lives(node, store, clock)
+    await lives.recover()
+    await answers.abandon_running()
+    sandboxes = Sandboxes(lives=lives, store=store, node=node, clock=clock)
+    services = Services(
+        sandboxes=sandboxes,
+        accounts=Accounts(database, clock),
+        idempotency=Idempotency(answers, clock),
+        limits=CallLimits(per_sandbox=settings.exec_per_sandbox, total=settings.exec_total),
+        metrics=Metrics(sandboxes),
+        closing=asyncio.Event(),
+        region=settings.region,
+        default_image=settings.image,
+    )
+    leases = Leases(lives=lives, sandboxes=store, answers=answers, clock=clock)
+    return Service(app=build_app(services, clock), services=services, lives=lives, leases=leases)
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT. Answers the exit code; says one sentence where it cannot start."""
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    folder = StateFolder(settings.state_dir)
+    try:
+        folder.make()
+        with folder.held():
+            run(_serve(settings, folder))
+    except (StateFolderError, CannotServe) as error:
+        sys.stderr.write(f"runtimed: {error}\n")
+        return 1
+    except RuntimedError as error:
+        hint = f" {error.hint}" if error.hint else ""
+        sys.stderr.write(f"runtimed: {error.message}{hint}\n")
+        return 1
+    return 0
+
+
+def run(work: Coroutine[object, object, None]) -> None:
+    """Run on uvloop where it is installed."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if importlib.util.find_spec("uvloop") is not None:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(work)
+
+
+async def open_store(settings: Settings) -> Database:
+    """The settings' database. Raises CannotServe."""
+    url = settings.database_url or sqlite_url(StateFolder(settings.state_dir).database)
+    try:
+        return await open_database(url)
+    except SQLAlchemyError as error:
+        raise CannotServe(f"the database cannot be opened: {error.__cause__ or error}") from error
+
+
+async def _serve(settings: Settings, folder: StateFolder) -> None:
+    folder.withdraw()
+    told_to_stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
+    clock = SystemClock()
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(_listen(settings)))
+        database = await open_store(settings)
+        stack.push_async_callback(database.close)
+        accounts = Accounts(database, clock)
+        await _ensure_key(folder, accounts)
+        host = await _unless(told_to_stop, _prepared(settings, clock, folder))
+        if host is None:
+            return
+        stack.push_async_callback(host.close)
+        service = await build_service(settings, node=host, database=database, clock=clock)
+        stack.push_async_callback(service.services.idempotency.close)
+        stack.callback(folder.withdraw)
+        await _answer(service, listener, folder, told_to_stop)
+
+
+async def _prepared(settings: Settings, clock: Clock, folder: StateFolder) -> Host:
+    host = await make_host(settings, clock, folder.say)
+    try:
+        await host.prepare()
+    except BaseException:
+        await host.close()
+        raise
+    return host
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[object, object, Host]) -> Host | None:
+    """What the work answers; None, and the work cancelled, when `stop` comes first."""
+    working = spawn(work, name="prepare the host")
+    stopping = spawn(stop.wait(), name="wait for a signal")
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        working.cancel()
+        await asyncio.wait({working})
+        return None
+    finally:
+        stopping.cancel()
+
+
+async def _answer(service: Service, listener: socket.socket, folder: StateFolder, told_to_stop: asyncio.Event) -> None:
+    """Serve until told to stop; then refuse what is new, end the machines, and let what waits for them finish."""
+    server = _Server(
+        uvicorn.Config(
+            service.app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=REQUESTS_END_WITHIN_S,
+        )
+    )
+    serving = spawn(server.serve(sockets=[listener]), name="serve")
+    reconciling = spawn(service.leases.run(), name="reconcile leases")
+
+    async def started() -> bool | None:
+        return server.started or None
+
+    await wait_for("listening", started, within_s=LISTENING_WITHIN_S, every_s=0.01)
+    url = _url(listener)
+    folder.announce(url, VERSION)
+    _log.info("runtimed %s answers on %s", VERSION, url)
+    stopping = spawn(told_to_stop.wait(), name="wait for a signal")
+    await asyncio.wait({stopping, serving, reconciling}, return_when=asyncio.FIRST_COMPLETED)
+    _log.info("stopping: every sandbox ends with the service")
+    folder.withdraw()
+    stopping.cancel()
+    reconciling.cancel()
+    service.services.closing.set()
+    await service.lives.shut_down()
+    server.should_exit = True
+    await serving
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals alone: they are the service's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        where = f"{settings.host} port {settings.port}"
+        raise CannotServe(f"cannot listen on {where} ({error.strerror}); choose another with --port") from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _ensure_key(folder: StateFolder, accounts: Accounts) -> None:
+    """The state folder's key is one that works; made at the first start."""
+    text = folder.read_key()
+    if text is None or await accounts.recognise(text) is None:
+        _, text = await accounts.create_key(await accounts.first_account(), name="local", kind="full")
+        folder.write_key(text)

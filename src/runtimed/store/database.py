@@ -1,0 +1,76 @@
+"""Opens the database and brings its tables up to date; knows no table's meaning."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, event
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+BUSY_TIMEOUT_MS = 5000
+"""How long a writer waits for the operator's command line, which writes to the same file."""
+
+
+class Database:
+    """One engine. Writes of this process queue up here, since SQLite has one writer at a time."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._writing = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        async with self._engine.connect() as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction: committed at the end, rolled back when the block raises."""
+        async with self._writing, self._engine.begin() as connection:
+            yield connection
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def sqlite_url(path: Path) -> str:
+    return f"sqlite+aiosqlite:///{path}"
+
+
+async def open_database(url: str) -> Database:
+    """Connect and migrate. Raises sqlalchemy's OperationalError when the database cannot be opened."""
+    engine = create_async_engine(url)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(_migrate)
+    except BaseException:
+        await engine.dispose()
+        raise
+    return Database(engine)
+
+
+def _prepare_sqlite(connection: object, _entry: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()  # type: ignore[attr-defined]  # a DBAPI connection has no public type
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=NORMAL",  # a power cut may lose the newest rows; the machines they speak of are gone as well
+        f"busy_timeout={BUSY_TIMEOUT_MS}",
+        "foreign_keys=ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _migrate(connection: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

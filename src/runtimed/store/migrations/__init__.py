@@ -1,0 +1,1 @@
+"""The Alembic environment; packaged, so that a service brings its own migrations."""

@@ -1,0 +1,105 @@
+"""The tables. Only types that SQLite and PostgreSQL both have; times are seconds since 1970 as floats."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(255), nullable=False),
+    Column("created_at_s", Float, nullable=False),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("account_id", String(36), ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("name", String(255), nullable=False),
+    Column("kind", String(16), nullable=False),  # full | read_only
+    Column("account_wide", Boolean, nullable=False),
+    Column("sha256", String(64), nullable=False),  # of the whole key; the key itself is never stored
+    Column("created_at_s", Float, nullable=False),
+    Column("revoked_at_s", Float),
+)
+
+sandboxes = Table(
+    "sandboxes",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("account_id", String(36), ForeignKey("accounts.id"), nullable=False),
+    Column("key_id", String(36), ForeignKey("keys.id"), nullable=False),
+    Column("name", String(63)),
+    # The name while its sandbox can still run, else NULL: a unique constraint that every database has.
+    Column("held_name", String(63)),
+    Column("state", String(16), nullable=False),
+    Column("stop_reason", String(32)),
+    Column("image", String(255), nullable=False),
+    Column("vcpu", Integer, nullable=False),
+    Column("memory_mib", Integer, nullable=False),
+    Column("disk_mib", BigInteger, nullable=False),
+    Column("lease_s", Integer, nullable=False),
+    Column("on_lease_end", String(16), nullable=False),
+    Column("auto_wake", Boolean, nullable=False),
+    Column("default_user", String(16), nullable=False),
+    Column("retention_days", Integer, nullable=False),
+    Column("env_names", JSON, nullable=False),
+    Column("started", JSON),
+    Column("created_at_s", Float, nullable=False),
+    Column("updated_at_s", Float, nullable=False),
+    Column("last_active_at_s", Float, nullable=False),
+    Column("ends_at_s", Float, nullable=False),
+    Column("ready_at_s", Float),
+    Column("ended_at_s", Float),
+    Column("deleted_at_s", Float),
+    UniqueConstraint("account_id", "held_name"),
+    Index(None, "account_id", "created_at_s", "id"),
+)
+
+# Labels have a table of their own because no JSON filter is written alike in both databases.
+sandbox_labels = Table(
+    "sandbox_labels",
+    metadata,
+    Column("sandbox_id", String(36), ForeignKey("sandboxes.id"), primary_key=True),
+    Column("key", String(63), primary_key=True),
+    Column("value", String(256), nullable=False),
+    Index(None, "key", "value"),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("account_id", String(36), primary_key=True),
+    Column("key", String(128), primary_key=True),
+    Column("request_hash", String(64), nullable=False),  # of method, path and body
+    Column("sandbox_id", String(36), index=True),  # answers about a sandbox go when it is deleted
+    Column("state", String(8), nullable=False),  # running | done
+    Column("status", Integer),
+    Column("answer", LargeBinary),  # zlib of the JSON
+    Column("expires_at_s", Float, nullable=False, index=True),
+)

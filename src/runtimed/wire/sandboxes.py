@@ -1,0 +1,337 @@
+"""Sandboxes on the wire: what create and update take, and what a sandbox looks like in an answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from runtimed.core.clock import iso
+from runtimed.core.ids import is_id
+from runtimed.core.lifecycle import State
+from runtimed.core.limits import (
+    DISK_DEFAULT_MIB,
+    DISK_MAX_MIB,
+    DISK_MIN_MIB,
+    ENV_MAX_BYTES,
+    ENV_VARS_MAX,
+    IDLE_PAUSE_MAX_S,
+    LABEL_KEY_MAX_CHARS,
+    LABEL_VALUE_MAX_CHARS,
+    LABELS_MAX,
+    LABELS_MAX_BYTES,
+    LEASE_DEFAULT_S,
+    LEASE_MAX_S,
+    LEASE_MIN_S,
+    MEMORY_DEFAULT_MIB,
+    MEMORY_MAX_MIB,
+    MEMORY_MIN_MIB,
+    NAME_MAX_CHARS,
+    VCPU_DEFAULT,
+    VCPU_MAX,
+    VCPU_MIN,
+)
+from runtimed.core.sandbox import SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec
+from runtimed.core.specs import Shape
+from runtimed.wire.strict import Shown, Strict, Text, check_env
+
+CPU_FLOOR_DEFAULT_MILLIS = 50
+"""The wire protocol's default; a guaranteed floor above it is not built."""
+
+
+def _name(text: str) -> str:
+    if len(text) > NAME_MAX_CHARS or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) is None:
+        raise ValueError(
+            f"must be 1 to {NAME_MAX_CHARS} letters, digits, dots, dashes or underscores, the first a letter or digit"
+        )
+    if is_id(text):
+        raise ValueError("must not look like an id")
+    return text
+
+
+def _labels(labels: dict[str, str]) -> dict[str, str]:
+    if len(labels) > LABELS_MAX:
+        raise ValueError(f"must hold at most {LABELS_MAX} labels")
+    for key, value in labels.items():
+        if not 0 < len(key) <= LABEL_KEY_MAX_CHARS or ":" in key:
+            raise ValueError(f"{key[:80]!r}: a label's key has 1 to {LABEL_KEY_MAX_CHARS} characters and no colon")
+        if len(value) > LABEL_VALUE_MAX_CHARS:
+            raise ValueError(f"{key!r}: a label's value has at most {LABEL_VALUE_MAX_CHARS} characters")
+    if sum(len(k.encode()) + len(v.encode()) for k, v in labels.items()) > LABELS_MAX_BYTES:
+        raise ValueError(f"must hold at most {LABELS_MAX_BYTES} bytes in all")
+    return labels
+
+
+def _env(env: dict[str, Any]) -> dict[str, Any]:
+    check_env(env, names_max=ENV_VARS_MAX, bytes_max=ENV_MAX_BYTES)
+    return env
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Labels = Annotated[dict[Text, Text], AfterValidator(_labels)]
+Env = Annotated[dict[str, Text], AfterValidator(_env)]
+EnvChange = Annotated[dict[str, Text | None], AfterValidator(_env)]
+Lease = Annotated[int, Field(ge=LEASE_MIN_S, le=LEASE_MAX_S)]
+
+
+class NetworkRules(Strict):
+    internet: bool
+    allow: list[Text] | None = None
+    deny: list[Text] | None = None
+    connect: list[Text] | None = None
+
+
+class CreateSandbox(Strict):
+    """Everything that `POST /v1/sandboxes` knows. What is not built yet is checked, and then refused by name."""
+
+    name: Name | None = None
+    labels: Labels = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
+    region: Text | None = None
+    vcpu: int = Field(VCPU_DEFAULT, ge=VCPU_MIN, le=VCPU_MAX)
+    memory_mib: int = Field(MEMORY_DEFAULT_MIB, ge=MEMORY_MIN_MIB, le=MEMORY_MAX_MIB, alias="memoryMiB")
+    disk_mib: int = Field(DISK_DEFAULT_MIB, ge=DISK_MIN_MIB, le=DISK_MAX_MIB, alias="diskMiB")
+    cpu: Literal["shared", "reserved"] = "shared"
+    cpu_floor_millis: int = Field(CPU_FLOOR_DEFAULT_MILLIS, ge=0, alias="cpuFloorMillis")
+    timeout_s: Lease = Field(LEASE_DEFAULT_S, alias="timeoutSeconds")
+    on_lease_end: Literal["pause", "stop", "delete"] = Field("stop", alias="onLeaseEnd")
+    idle_pause_s: int = Field(0, ge=0, le=IDLE_PAUSE_MAX_S, alias="idlePauseSeconds")
+    auto_wake: bool = Field(True, alias="autoWake")
+    user: Literal["sandbox", "root"] = "sandbox"
+    persistent: bool = False
+    pausable: bool = True
+    max_total_cost_micros: int | None = Field(None, ge=0, alias="maxTotalCostMicros")
+    max_cost_micros: int | None = Field(None, ge=0, alias="maxCostMicros")
+    funding: Literal["trial", "paid"] | None = None
+    get_or_create: bool = Field(False, alias="getOrCreate")
+    network: NetworkRules | None = None
+    image: Annotated[Text, Field(min_length=1, max_length=255)] | None = None
+    snapshot: Text | None = None
+    spread_from: list[Text] | None = Field(None, alias="spreadFrom", max_length=16)
+    volumes: list[dict[str, Any]] | None = Field(None, max_length=4)
+    secrets: list[Text] | None = None
+    tailscale: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _go_together(self) -> CreateSandbox:
+        if self.get_or_create and self.name is None:
+            raise ValueError("name: getOrCreate needs one")
+        if self.image is not None and self.snapshot is not None:
+            raise ValueError("snapshot: image and snapshot exclude each other")
+        if self.cpu_floor_millis > self.vcpu * 1000:
+            raise ValueError(f"cpuFloorMillis: must be at most {self.vcpu * 1000}, that of all vCPUs")
+        return self
+
+    def not_built(self) -> list[str]:
+        """Fields that ask for something that this version cannot do. Saying what is so anyway is fine."""
+        offline = NetworkRules(internet=False)
+        asked = {
+            "cpu": self.cpu == "reserved",
+            "cpuFloorMillis": self.cpu_floor_millis > CPU_FLOOR_DEFAULT_MILLIS,
+            "onLeaseEnd": self.on_lease_end == "pause",
+            "idlePauseSeconds": self.idle_pause_s > 0,
+            "persistent": self.persistent,
+            "maxTotalCostMicros": self.max_total_cost_micros is not None,
+            "maxCostMicros": self.max_cost_micros is not None,
+            "network": self.network is not None and self.network != offline,
+            "snapshot": self.snapshot is not None,
+            "spreadFrom": bool(self.spread_from),
+            "volumes": bool(self.volumes),
+            "secrets": bool(self.secrets),
+            "tailscale": self.tailscale is not None,
+        }
+        return [name for name, wanted in asked.items() if wanted]
+
+    def spec(self, *, default_image: str) -> SandboxSpec:
+        return SandboxSpec(
+            image=self.image or default_image,
+            shape=Shape(vcpu=self.vcpu, memory_mib=self.memory_mib, disk_mib=self.disk_mib),
+            lease_s=self.timeout_s,
+            name=self.name,
+            labels=self.labels,
+            env=self.env,
+            on_lease_end="delete" if self.on_lease_end == "delete" else "stop",
+            auto_wake=self.auto_wake,
+            user=self.user,
+            get_or_create=self.get_or_create,
+        )
+
+
+class UpdateSandbox(Strict):
+    """Omitted fields stay as they are; `labels` replaces all, `env` sets values and removes the null ones."""
+
+    name: Name | None = None
+    labels: Labels | None = None
+    env: EnvChange = Field(default_factory=dict)
+    auto_wake: bool | None = Field(None, alias="autoWake")
+    user: Literal["sandbox", "root"] | None = None
+    idle_pause_s: int | None = Field(None, ge=0, le=IDLE_PAUSE_MAX_S, alias="idlePauseSeconds")
+    persistent: bool | None = None
+    max_total_cost_micros: int | None = Field(None, ge=0, alias="maxTotalCostMicros")
+    timeout_s: Lease | None = Field(None, alias="timeoutSeconds")
+    on_timeout: Literal["pause", "stop", "delete"] | None = Field(None, alias="onTimeout")
+
+    def not_built(self) -> list[str]:
+        asked = {
+            "idlePauseSeconds": bool(self.idle_pause_s),
+            "persistent": bool(self.persistent),
+            "maxTotalCostMicros": self.max_total_cost_micros is not None,
+            "onTimeout": self.on_timeout == "pause",
+        }
+        return [name for name, wanted in asked.items() if wanted]
+
+    def change(self) -> SandboxChange:
+        return SandboxChange(
+            name=self.name,
+            clear_name="name" in self.model_fields_set and self.name is None,
+            labels=self.labels,
+            env=self.env,
+            user=self.user,
+            auto_wake=self.auto_wake,
+            lease_s=self.timeout_s,
+            on_lease_end=self.on_timeout if self.on_timeout != "pause" else None,
+        )
+
+
+class ListQuery(BaseModel):
+    """The query of a list. Values come as text, so that they are read leniently; names are not."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    state: list[State] = Field(default_factory=list)
+    include_stopped: bool = Field(False, alias="includeStopped")
+    label: list[str] = Field(default_factory=list)
+    name: str | None = None
+    limit: int = Field(50, ge=1, le=100)
+    cursor: str | None = None
+
+    @field_validator("label")
+    @classmethod
+    def _pairs(cls, labels: list[str]) -> list[str]:
+        if wrong := [label for label in labels if ":" not in label]:
+            raise ValueError(f"{wrong[0]!r} is not KEY:VALUE")
+        return labels
+
+    def wanted(self) -> SandboxFilter:
+        return SandboxFilter(
+            states=frozenset(self.state),
+            include_stopped=self.include_stopped,
+            labels=dict(label.split(":", 1) for label in self.label),
+            name=self.name,
+        )
+
+
+class Extend(Strict):
+    seconds: int = Field(ge=1, le=LEASE_MAX_S)
+
+
+class Retention(Strict):
+    days: int = Field(ge=1, le=365)
+
+
+class Sandbox(Shown):
+    """A sandbox in an answer."""
+
+    id: str
+    kind: Literal["sandbox"]
+    name: str | None
+    labels: dict[str, str]
+    state: Literal["starting", "running", "pausing", "paused", "resuming", "stopping", "stopped"]
+    stopReason: str | None
+    vcpu: int
+    memoryMiB: int
+    diskMiB: int
+    timeoutSeconds: int
+    createdAt: str
+    readyAt: str | None
+    endsAt: str | None
+    endedAt: str | None
+
+
+class SandboxPage(Shown):
+    data: list[Sandbox]
+    nextCursor: str | None
+
+
+class Deleted(Shown):
+    id: str
+    kind: Literal["sandbox"]
+    name: str | None
+    status: Literal["deleted"]
+    deletedAt: str
+
+
+_STATUS = {"starting": "pending", "running": "active", "pausing": "active", "paused": "paused", "resuming": "active"}
+
+
+def sandbox_body(record: SandboxRecord, *, region: str) -> dict[str, object]:
+    """The sandbox object of wire protocol section 2.4."""
+    ended = not record.can_run
+    started = record.started
+    return {
+        "id": record.id,
+        "kind": "sandbox",
+        "accountId": record.account_id,
+        "name": record.name,
+        "labels": dict(record.labels),
+        "state": record.state.value,
+        "status": _STATUS.get(record.state.value, record.state.value),
+        "stopReason": record.stop_reason.value if record.stop_reason else None,
+        "region": region,
+        "image": record.image,
+        "imageId": started.image_id if started else None,
+        "snapshot": None,
+        "vcpu": record.shape.vcpu,
+        "memoryMiB": record.shape.memory_mib,
+        "diskMiB": record.shape.disk_mib,
+        "cpu": "shared",
+        "cpuFloorMillis": CPU_FLOOR_DEFAULT_MILLIS,
+        "funding": "paid",
+        "timeoutSeconds": record.lease_s,
+        "onLeaseEnd": record.on_lease_end,
+        "onTimeout": record.on_lease_end,
+        "idlePauseSeconds": 0,
+        "autoWake": record.auto_wake,
+        "persistent": False,
+        "pausable": False,
+        "user": record.user,
+        "envNames": list(record.env_names),
+        "secrets": None,
+        "volumes": [],
+        "createdAt": iso(record.created_at_s),
+        "readyAt": iso(record.ready_at_s),
+        "pausedAt": None,
+        "endedAt": iso(record.ended_at_s),
+        "updatedAt": iso(record.updated_at_s),
+        "lastActiveAt": iso(record.last_active_at_s),
+        "expiresAt": iso(record.ends_at_s),
+        "endsAt": None if ended else iso(record.ends_at_s),
+        "pausedExpiresAt": None,
+        "retentionDays": record.retention_days,
+        "diskKept": False,
+        "chargedMicros": 0,
+        "heldMicros": 0,
+        "startup": None
+        if started is None
+        else {
+            "how": started.how,
+            "stepsMs": dict(started.steps_ms),
+            "clockSkewMs": started.clock_skew_ms,
+            "entropyReseeded": started.entropy_reseeded,
+        },
+    }
+
+
+def deleted_body(record: SandboxRecord) -> dict[str, object]:
+    """What a deleted sandbox leaves."""
+    return {
+        "id": record.id,
+        "kind": "sandbox",
+        "name": record.name,
+        "labels": dict(record.labels),
+        "status": "deleted",
+        "state": record.state.value,
+        "deletedAt": iso(record.deleted_at_s),
+        "endedAt": iso(record.ended_at_s),
+    }
