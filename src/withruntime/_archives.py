@@ -159,4 +159,3 @@ def _unsafe(name: str, why: str) -> RuntimeError:
 
 def _cut_short() -> RuntimeError:
     return RuntimeError("The folder did not arrive whole; nothing was written.", code="download_incomplete")
-

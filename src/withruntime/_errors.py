@@ -22,12 +22,25 @@ from typing import Any
 
 SWITCHED_OFF = frozenset(
     {
-        "unavailable", "unsupported", "fork_unavailable", "previews_unavailable", "file_links_unavailable",
-        "network_unavailable", "network_rules_unavailable", "secrets_unavailable", "identity_unavailable",
-        "env_unavailable", "resize_unavailable", "feature_unavailable", "delete_unavailable",
-        "switch_image_unavailable", "switching_paused", "schema_migration_required", "storage_unavailable",
+        "unavailable",
+        "unsupported",
+        "fork_unavailable",
+        "previews_unavailable",
+        "file_links_unavailable",
+        "network_unavailable",
+        "network_rules_unavailable",
+        "secrets_unavailable",
+        "identity_unavailable",
+        "env_unavailable",
+        "resize_unavailable",
+        "feature_unavailable",
+        "delete_unavailable",
+        "switch_image_unavailable",
+        "switching_paused",
+        "schema_migration_required",
+        "storage_unavailable",
     }
-)  # fmt: skip
+)
 """Codes that mean a feature is not there: asking again changes nothing."""
 
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})

@@ -59,18 +59,18 @@ def deliver(call: Call[T], policy: RetryPolicy) -> Flow[T]:
     """Send a call until it is answered, refused for good, or out of time. The deadline is absolute."""
     started = policy.clock()
     deadline = None if call.deadline_s is None else started + call.deadline_s
-    attempts = Attempts(
-        policy=policy, deadline=deadline, may_retry=call.may_retry, room_wait_s=call.room_wait_s
-    )  # fmt: skip
+    attempts = Attempts(policy=policy, deadline=deadline, may_retry=call.may_retry, room_wait_s=call.room_wait_s)
     silence_s = policy.timeout_s if call.silence_s is None else call.silence_s
     while True:
         left_s = None if deadline is None else max(0.001, deadline - policy.clock())
         failure: RuntimeError | TransportFailure
         try:
             outcome = yield Attempt(
-                call=call, headers_s=_least(silence_s, HEADERS_MAX_S, left_s), silence_s=_least(silence_s, left_s),
+                call=call,
+                headers_s=_least(silence_s, HEADERS_MAX_S, left_s),
+                silence_s=_least(silence_s, left_s),
                 total_s=left_s,
-            )  # fmt: skip
+            )
         except TransportFailure as error:
             failure = error
         else:

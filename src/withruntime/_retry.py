@@ -12,10 +12,16 @@ NOTHING_RAN = frozenset({"guest_busy", "busy", "rate_limited"})
 """With 429 or 503 these say that the call had no effect at all: waiting longer is safe."""
 WAITS_FOR_ROOM = frozenset(
     {
-        "no_capacity", "quota_exceeded", "account_share_full", "volume_releasing", "no_credit_running_limit",
-        "no_credit_total_limit", "no_credit_domain_limit", "no_credit_capacity_full",
+        "no_capacity",
+        "quota_exceeded",
+        "account_share_full",
+        "volume_releasing",
+        "no_credit_running_limit",
+        "no_credit_total_limit",
+        "no_credit_domain_limit",
+        "no_credit_capacity_full",
     }
-)  # fmt: skip
+)
 NOTHING_RAN_MAX_S = 300.0
 NAMED_WAIT_MAX_S = 60.0
 """A longer wait than this is the caller's decision, not ours."""

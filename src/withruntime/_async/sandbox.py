@@ -231,12 +231,14 @@ class AsyncSandboxChanges(AsyncSandboxView):
     ) -> "Self | list[Self]":
         """Copy it with memory, processes and disk; one copy without `count`, a list with it."""
         fields = [
-            ("count", count), ("name", name), ("labels", labels), ("keep_snapshot", keep_snapshot),
-            ("funding", funding), ("secrets", secrets),
-        ]  # fmt: skip
-        call = _calls.change_sandbox(
-            self.id, "fork", _calls.sent(fields), key=idempotency_key, wait_s=_calls.SETTLE_S
-        )  # fmt: skip
+            ("count", count),
+            ("name", name),
+            ("labels", labels),
+            ("keep_snapshot", keep_snapshot),
+            ("funding", funding),
+            ("secrets", secrets),
+        ]
+        call = _calls.change_sandbox(self.id, "fork", _calls.sent(fields), key=idempotency_key, wait_s=_calls.SETTLE_S)
         copies = [type(self)(self._t, info) for info in (await self._t.send(call))["sandboxes"]]
         for copy in copies:
             copy._delete_at_block_end = True
@@ -296,7 +298,7 @@ class AsyncSandboxCommands(AsyncSandboxChanges):
         """
         spec = CommandSpec(
             command=command, cwd=cwd, user=user, env=env, stdin=stdin, timeout_ms=timeout_ms, trace_files=trace_files
-        )  # fmt: skip
+        )
         if on_stdout is None and on_stderr is None and (timeout_ms or 0) <= _calls.BUFFERED_TIMEOUT_MS:
             result = await self._t.send(_calls.exec_buffered(self.id, spec, key=idempotency_key))
         else:
@@ -325,7 +327,7 @@ class AsyncSandboxCommands(AsyncSandboxChanges):
         """
         spec = CommandSpec(
             command=command, cwd=cwd, user=user, env=env, stdin=stdin, timeout_ms=timeout_ms, trace_files=trace_files
-        )  # fmt: skip
+        )
         follower = self._follower(spec, idempotency_key)
         async with self._ended_when_interrupted(follower):
             async for event in self._t.follow(follower):
@@ -347,9 +349,7 @@ class AsyncSandboxCommands(AsyncSandboxChanges):
         """Start a process and return while it runs. `stdin="pipe"` lets it be written to."""
         if stdin not in (None, "pipe"):
             raise ValueError('stdin of spawn() is None or "pipe"')
-        spec = CommandSpec(
-            command=command, cwd=cwd, user=user, env=env, timeout_ms=timeout_ms, trace_files=trace_files
-        )  # fmt: skip
+        spec = CommandSpec(command=command, cwd=cwd, user=user, env=env, timeout_ms=timeout_ms, trace_files=trace_files)
         spawned = SpawnSpec(command=spec, pty=pty, output_encoding=output_encoding, pipe_stdin=stdin == "pipe")
         info = await self._t.send(_calls.spawn(self.id, spawned))
         given = {} if timeout_ms is None else {"timeoutMs": timeout_ms}
@@ -441,9 +441,7 @@ class AsyncSandbox(AsyncSandboxCommands):
     ) -> AsyncPage["AsyncSandbox"]:
         """The sandboxes that the key can see, oldest first. See `AsyncSandboxes.list`."""
         sandboxes = _client_or_new(client).sandboxes
-        return await sandboxes.list(
-            state=state, include_stopped=include_stopped, labels=labels, name=name, limit=limit
-        )  # fmt: skip
+        return await sandboxes.list(state=state, include_stopped=include_stopped, labels=labels, name=name, limit=limit)
 
     @classmethod
     async def _with_client(

@@ -48,7 +48,7 @@ class AsyncSandboxes:
         """
         call = _calls.create_sandbox(
             fields, key=idempotency_key, wait=wait, room_wait_s=self._t.room_wait_s(wait_for_capacity)
-        )  # fmt: skip
+        )
         await self._t.ready()
         creation = Creation(call=call, wait=wait)
         policy = self._t.policy_for_room(on_capacity_wait)
@@ -63,7 +63,12 @@ class AsyncSandboxes:
         return sandbox
 
     async def get_or_create(
-        self, name: str, *, wait: bool = True, idempotency_key: str | None = None, **fields: Any  # noqa: ANN401
+        self,
+        name: str,
+        *,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+        **fields: Any,  # noqa: ANN401
     ) -> AsyncSandbox:
         """The sandbox that holds a name, woken if it was paused, or a new one by that name.
 
@@ -71,7 +76,7 @@ class AsyncSandboxes:
         """
         return await self.create(
             wait=wait, idempotency_key=idempotency_key, **{**fields, "name": name, "get_or_create": True}
-        )  # fmt: skip
+        )
 
     async def get(self, sandbox_id: str) -> AsyncSandbox:
         """One sandbox by its id.
@@ -91,9 +96,7 @@ class AsyncSandboxes:
         limit: int | None = None,
     ) -> AsyncPage[AsyncSandbox]:
         """The sandboxes, oldest first; all `labels` must match. Iterating goes through all pages of `limit`."""
-        query = _calls.list_query(
-            state=state, include_stopped=include_stopped, labels=labels, name=name, limit=limit
-        )  # fmt: skip
+        query = _calls.list_query(state=state, include_stopped=include_stopped, labels=labels, name=name, limit=limit)
         return await self._page(query, None)
 
     async def delete(self, sandbox_id: str, idempotency_key: str | None = None) -> Json:

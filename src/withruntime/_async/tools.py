@@ -23,7 +23,7 @@ class AsyncTools:
 
         async def runtime_exec(
             command: str, cwd: str | None = None, timeout_seconds: int | None = None
-        ) -> dict[str, Any]:  # fmt: skip
+        ) -> dict[str, Any]:
             """Run a shell command in the sandbox and say how it ended and what it printed.
 
             Args:

@@ -223,4 +223,3 @@ class AsyncTransport:
             return _settings.remote_endpoint(self.options.origin, self.options.api_key, env)
         service = _local.ensure(env, give_up=give_up)
         return _settings.local_endpoint(service, self.options.api_key, env)
-

@@ -1,5 +1,5 @@
-# Generated from src/withruntime/_async/client.py by tools/unasync.py: edit that file and run the tool.
-# ruff: noqa: I001, RUF100, UP028
+# Generated from src/withruntime/_async/client.py by tools/unasync.py; do not edit.
+# ruff: noqa: RUF100, UP028
 """The client: one service, one key, one pool of connections."""
 
 import os
@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from withruntime import _calls, _settings
-from withruntime._sync.sandboxes import Sandboxes
-from withruntime._sync.transport import Transport, ClientOptions
 from withruntime._retry import RetryPolicy
+from withruntime._sync.sandboxes import Sandboxes
+from withruntime._sync.transport import ClientOptions, Transport
 from withruntime._values import Json
 
 

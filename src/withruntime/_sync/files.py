@@ -1,16 +1,16 @@
-# Generated from src/withruntime/_async/files.py by tools/unasync.py: edit that file and run the tool.
-# ruff: noqa: I001, RUF100, UP028
+# Generated from src/withruntime/_async/files.py by tools/unasync.py; do not edit.
+# ruff: noqa: RUF100, UP028
 """Files of a sandbox: read, write, look, move; whole folders are in transfers.py."""
 
 import io
-from collections.abc import Iterator, Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import IO
 
 from withruntime import _file_calls, _uploads
+from withruntime._retry import TransportFailure
 from withruntime._sync import _io
 from withruntime._sync.transfers import Transfers
-from withruntime._retry import TransportFailure
 from withruntime._values import Json
 
 Entries = list[Json]

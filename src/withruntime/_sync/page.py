@@ -1,8 +1,8 @@
-# Generated from src/withruntime/_async/page.py by tools/unasync.py: edit that file and run the tool.
-# ruff: noqa: I001, RUF100, UP028
+# Generated from src/withruntime/_async/page.py by tools/unasync.py; do not edit.
+# ruff: noqa: RUF100, UP028
 """Walks a list that the service answers page by page."""
 
-from collections.abc import Iterator, Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")

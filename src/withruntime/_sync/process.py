@@ -1,15 +1,15 @@
-# Generated from src/withruntime/_async/process.py by tools/unasync.py: edit that file and run the tool.
-# ruff: noqa: I001, RUF100, UP028
+# Generated from src/withruntime/_async/process.py by tools/unasync.py; do not edit.
+# ruff: noqa: RUF100, UP028
 """A process in a sandbox: its output, its input, its end."""
 
 import time
 from collections.abc import Iterator
 
 from withruntime import _calls
-from withruntime._sync import _io
-from withruntime._sync.transport import Transport
 from withruntime._errors import OutcomeUnknownError, RuntimeError
 from withruntime._stream import Follower, ResultCollector, chunk_bytes
+from withruntime._sync import _io
+from withruntime._sync.transport import Transport
 from withruntime._values import CommandResult, Json, TracedFiles
 
 WAIT_GRACE_S = 10.0

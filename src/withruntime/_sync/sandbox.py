@@ -1,20 +1,15 @@
-# Generated from src/withruntime/_async/sandbox.py by tools/unasync.py: edit that file and run the tool.
-# ruff: noqa: I001, RUF100, UP028
+# Generated from src/withruntime/_async/sandbox.py by tools/unasync.py; do not edit.
+# ruff: noqa: RUF100, UP028
 """One sandbox: what it is, what changes it, what runs in it."""
 
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from withruntime import _calls, _flows
-from withruntime._sync import _io
-from withruntime._sync.files import Files
-from withruntime._sync.page import Page
-from withruntime._sync.process import Process
-from withruntime._sync.transport import Transport
 from withruntime._calls import (
     Command,
     CommandSpec,
@@ -28,6 +23,11 @@ from withruntime._calls import (
 from withruntime._errors import CommandError, RuntimeError
 from withruntime._retry import OnCapacityWait
 from withruntime._stream import Follower, OnText, ResultCollector
+from withruntime._sync import _io
+from withruntime._sync.files import Files
+from withruntime._sync.page import Page
+from withruntime._sync.process import Process
+from withruntime._sync.transport import Transport
 from withruntime._values import CommandResult, Json
 
 if TYPE_CHECKING:
@@ -233,12 +233,14 @@ class SandboxChanges(SandboxView):
     ) -> "Self | list[Self]":
         """Copy it with memory, processes and disk; one copy without `count`, a list with it."""
         fields = [
-            ("count", count), ("name", name), ("labels", labels), ("keep_snapshot", keep_snapshot),
-            ("funding", funding), ("secrets", secrets),
-        ]  # fmt: skip
-        call = _calls.change_sandbox(
-            self.id, "fork", _calls.sent(fields), key=idempotency_key, wait_s=_calls.SETTLE_S
-        )  # fmt: skip
+            ("count", count),
+            ("name", name),
+            ("labels", labels),
+            ("keep_snapshot", keep_snapshot),
+            ("funding", funding),
+            ("secrets", secrets),
+        ]
+        call = _calls.change_sandbox(self.id, "fork", _calls.sent(fields), key=idempotency_key, wait_s=_calls.SETTLE_S)
         copies = [type(self)(self._t, info) for info in (self._t.send(call))["sandboxes"]]
         for copy in copies:
             copy._delete_at_block_end = True
@@ -298,7 +300,7 @@ class SandboxCommands(SandboxChanges):
         """
         spec = CommandSpec(
             command=command, cwd=cwd, user=user, env=env, stdin=stdin, timeout_ms=timeout_ms, trace_files=trace_files
-        )  # fmt: skip
+        )
         if on_stdout is None and on_stderr is None and (timeout_ms or 0) <= _calls.BUFFERED_TIMEOUT_MS:
             result = self._t.send(_calls.exec_buffered(self.id, spec, key=idempotency_key))
         else:
@@ -327,7 +329,7 @@ class SandboxCommands(SandboxChanges):
         """
         spec = CommandSpec(
             command=command, cwd=cwd, user=user, env=env, stdin=stdin, timeout_ms=timeout_ms, trace_files=trace_files
-        )  # fmt: skip
+        )
         follower = self._follower(spec, idempotency_key)
         with self._ended_when_interrupted(follower):
             for event in self._t.follow(follower):
@@ -349,9 +351,7 @@ class SandboxCommands(SandboxChanges):
         """Start a process and return while it runs. `stdin="pipe"` lets it be written to."""
         if stdin not in (None, "pipe"):
             raise ValueError('stdin of spawn() is None or "pipe"')
-        spec = CommandSpec(
-            command=command, cwd=cwd, user=user, env=env, timeout_ms=timeout_ms, trace_files=trace_files
-        )  # fmt: skip
+        spec = CommandSpec(command=command, cwd=cwd, user=user, env=env, timeout_ms=timeout_ms, trace_files=trace_files)
         spawned = SpawnSpec(command=spec, pty=pty, output_encoding=output_encoding, pipe_stdin=stdin == "pipe")
         info = self._t.send(_calls.spawn(self.id, spawned))
         given = {} if timeout_ms is None else {"timeoutMs": timeout_ms}
@@ -443,14 +443,10 @@ class Sandbox(SandboxCommands):
     ) -> Page["Sandbox"]:
         """The sandboxes that the key can see, oldest first. See `Sandboxes.list`."""
         sandboxes = _client_or_new(client).sandboxes
-        return sandboxes.list(
-            state=state, include_stopped=include_stopped, labels=labels, name=name, limit=limit
-        )  # fmt: skip
+        return sandboxes.list(state=state, include_stopped=include_stopped, labels=labels, name=name, limit=limit)
 
     @classmethod
-    def _with_client(
-        cls, client: "Runtime | None", make: "Callable[[Runtime], Sandbox]"
-    ) -> "Sandbox":
+    def _with_client(cls, client: "Runtime | None", make: "Callable[[Runtime], Sandbox]") -> "Sandbox":
         chosen = _client_or_new(client)
         try:
             sandbox = make(chosen)

@@ -1,5 +1,5 @@
-# Generated from src/withruntime/_async/sandboxes.py by tools/unasync.py: edit that file and run the tool.
-# ruff: noqa: I001, RUF100, UP028
+# Generated from src/withruntime/_async/sandboxes.py by tools/unasync.py; do not edit.
+# ruff: noqa: RUF100, UP028
 """All sandboxes of an account: making, finding and ending them."""
 
 import logging
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from withruntime import _calls, _flows
+from withruntime._errors import InvalidRequestError, RuntimeError
+from withruntime._flows import Creation
+from withruntime._retry import OnCapacityWait
 from withruntime._sync import _io
 from withruntime._sync.page import Page
 from withruntime._sync.sandbox import LAST_WORK_MAX_S, Sandbox
 from withruntime._sync.transport import Transport
-from withruntime._errors import InvalidRequestError, RuntimeError
-from withruntime._flows import Creation
-from withruntime._retry import OnCapacityWait
 from withruntime._values import Json
 
 _log = logging.getLogger("withruntime")
@@ -50,7 +50,7 @@ class Sandboxes:
         """
         call = _calls.create_sandbox(
             fields, key=idempotency_key, wait=wait, room_wait_s=self._t.room_wait_s(wait_for_capacity)
-        )  # fmt: skip
+        )
         self._t.ready()
         creation = Creation(call=call, wait=wait)
         policy = self._t.policy_for_room(on_capacity_wait)
@@ -65,7 +65,12 @@ class Sandboxes:
         return sandbox
 
     def get_or_create(
-        self, name: str, *, wait: bool = True, idempotency_key: str | None = None, **fields: Any  # noqa: ANN401
+        self,
+        name: str,
+        *,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+        **fields: Any,  # noqa: ANN401
     ) -> Sandbox:
         """The sandbox that holds a name, woken if it was paused, or a new one by that name.
 
@@ -73,7 +78,7 @@ class Sandboxes:
         """
         return self.create(
             wait=wait, idempotency_key=idempotency_key, **{**fields, "name": name, "get_or_create": True}
-        )  # fmt: skip
+        )
 
     def get(self, sandbox_id: str) -> Sandbox:
         """One sandbox by its id.
@@ -93,9 +98,7 @@ class Sandboxes:
         limit: int | None = None,
     ) -> Page[Sandbox]:
         """The sandboxes, oldest first; all `labels` must match. Iterating goes through all pages of `limit`."""
-        query = _calls.list_query(
-            state=state, include_stopped=include_stopped, labels=labels, name=name, limit=limit
-        )  # fmt: skip
+        query = _calls.list_query(state=state, include_stopped=include_stopped, labels=labels, name=name, limit=limit)
         return self._page(query, None)
 
     def delete(self, sandbox_id: str, idempotency_key: str | None = None) -> Json:

@@ -1,5 +1,5 @@
-# Generated from src/withruntime/_async/tools.py by tools/unasync.py: edit that file and run the tool.
-# ruff: noqa: I001, RUF100, UP028
+# Generated from src/withruntime/_async/tools.py by tools/unasync.py; do not edit.
+# ruff: noqa: RUF100, UP028
 """Gives a model four functions to work in a sandbox with: run, read, write, list."""
 
 import posixpath
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from withruntime import _tool_text
-from withruntime._sync.sandbox import Sandbox
 from withruntime._errors import RuntimeError
+from withruntime._sync.sandbox import Sandbox
 from withruntime._tool_text import ENTRIES_MAX, ToolLimits
 
 
@@ -23,9 +23,7 @@ class Tools:
     def functions(self) -> list[Callable[..., Any]]:
         """Plain functions, since frameworks read names, types and docstrings from those."""
 
-        def runtime_exec(
-            command: str, cwd: str | None = None, timeout_seconds: int | None = None
-        ) -> dict[str, Any]:  # fmt: skip
+        def runtime_exec(command: str, cwd: str | None = None, timeout_seconds: int | None = None) -> dict[str, Any]:
             """Run a shell command in the sandbox and say how it ended and what it printed.
 
             Args:

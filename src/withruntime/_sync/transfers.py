@@ -1,5 +1,5 @@
-# Generated from src/withruntime/_async/transfers.py by tools/unasync.py: edit that file and run the tool.
-# ruff: noqa: I001, RUF100, UP028
+# Generated from src/withruntime/_async/transfers.py by tools/unasync.py; do not edit.
+# ruff: noqa: RUF100, UP028
 """Moves large files and whole folders between this machine and a sandbox, in checked parts."""
 
 import contextlib
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import IO
 
 from withruntime import _archives, _file_calls, _uploads
-from withruntime._sync import _io
-from withruntime._sync.transport import Transport
 from withruntime._calls import new_key
 from withruntime._errors import RuntimeError
 from withruntime._file_calls import FileFacts, Upload
 from withruntime._retry import TransportFailure
+from withruntime._sync import _io
+from withruntime._sync.transport import Transport
 from withruntime._uploads import Source
 from withruntime._values import Json
 

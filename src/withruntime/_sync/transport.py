@@ -1,10 +1,10 @@
-# Generated from src/withruntime/_async/transport.py by tools/unasync.py: edit that file and run the tool.
-# ruff: noqa: I001, RUF100, UP028
+# Generated from src/withruntime/_async/transport.py by tools/unasync.py; do not edit.
+# ruff: noqa: RUF100, UP028
 """Carries calls to the service and answers back; what to send and when to send it again is decided elsewhere."""
 
 import contextlib
 import os
-from collections.abc import Iterator, Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any, TypeVar
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import httpx
 
 from withruntime import _flows, _local, _settings
-from withruntime._sync import _io
 from withruntime._calls import Answer, Call
 from withruntime._errors import RuntimeError
 from withruntime._flows import Attempt, Flow, Refusal, Sleep
@@ -20,6 +19,7 @@ from withruntime._http_client import client_options, failure_of, timeouts
 from withruntime._retry import Attempts, OnCapacityWait, RetryPolicy, TransportFailure
 from withruntime._settings import Endpoint
 from withruntime._stream import Follower, Pause
+from withruntime._sync import _io
 from withruntime._values import Json
 
 T = TypeVar("T")
@@ -225,4 +225,3 @@ class Transport:
             return _settings.remote_endpoint(self.options.origin, self.options.api_key, env)
         service = _local.ensure(env, give_up=give_up)
         return _settings.local_endpoint(service, self.options.api_key, env)
-

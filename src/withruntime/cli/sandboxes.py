@@ -65,8 +65,8 @@ def run(
     """
     fields = terminal.given(
         image=image, vcpu=vcpu, memory_mib=memory, disk_mib=disk, funding="trial" if trial else None
-    )  # fmt: skip
-    wanted = _attached(command, cwd, user, env, timeout, interactive, json)
+    )
+    wanted = _attached(command, cwd=cwd, user=user, env=env, timeout=timeout, interactive=interactive, collect=json)
 
     async def work(client: AsyncRuntime) -> int:
         async with terminal.patience("starting a sandbox"):
@@ -98,7 +98,7 @@ def exec_(
       runtime sandbox exec my-box -- ls -la
       echo hello | runtime sandbox exec my-box -- cat
     """
-    wanted = _attached(command, cwd, user, env, timeout, interactive, json)
+    wanted = _attached(command, cwd=cwd, user=user, env=env, timeout=timeout, interactive=interactive, collect=json)
 
     async def work(client: AsyncRuntime) -> int:
         return await _attend(await terminal.find_sandbox(client, sandbox), wanted, json=json)
@@ -127,10 +127,16 @@ def create(
       runtime sandbox create --lease 3600 --label job=42
     """
     fields = terminal.given(
-        name=name, image=image, vcpu=vcpu, memory_mib=memory, disk_mib=disk, timeout_seconds=lease,
-        env=terminal.key_values(env, what="variable") or None, labels=terminal.key_values(label, what="label") or None,
+        name=name,
+        image=image,
+        vcpu=vcpu,
+        memory_mib=memory,
+        disk_mib=disk,
+        timeout_seconds=lease,
+        env=terminal.key_values(env, what="variable") or None,
+        labels=terminal.key_values(label, what="label") or None,
         funding="trial" if trial else None,
-    )  # fmt: skip
+    )
 
     async def work(client: AsyncRuntime) -> None:
         async with terminal.patience("starting a sandbox"):
@@ -237,6 +243,7 @@ def rm(sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...")], js
 
 def _attached(
     command: list[str],
+    *,
     cwd: str | None,
     user: str | None,
     env: list[str] | None,

@@ -43,6 +43,9 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     chunks: tuple[bytes, ...] | None = None
     hold: threading.Event | None = None
+    """Answer only once this is set."""
+    hold_end: threading.Event | None = None
+    """Send the body, and end it only once this is set."""
     drop_after: int | None = None
 
 
@@ -71,7 +74,7 @@ class ScriptedServer:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self._script: list[tuple[str, re.Pattern[str], list[Responder]]] = []
-        self._closing = threading.Event()
+        self.closing = threading.Event()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
@@ -89,7 +92,7 @@ class ScriptedServer:
         return [r for r in self.requests if r.method == method and re.fullmatch(path, r.path)]
 
     def close(self) -> None:
-        self._closing.set()
+        self.closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -98,7 +101,7 @@ class ScriptedServer:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
-        while not self._closing.is_set():
+        while not self.closing.is_set():
             try:
                 sock, _ = self._listener.accept()
             except OSError:
@@ -134,6 +137,8 @@ class ScriptedServer:
             left = None if left is None else left - len(part)
         if left is not None:
             return False
+        if reply.hold_end is not None:
+            reply.hold_end.wait(60)
         if reply.chunks is not None:
             sock.sendall(b"0\r\n\r\n")
         return True
@@ -155,7 +160,7 @@ def _read_request(reader: io.BufferedReader) -> Request | None:
         return None
     method, target, _ = line.decode().split(" ", 2)
     headers: dict[str, str] = {}
-    while (line := reader.readline().decode().strip()):
+    while line := reader.readline().decode().strip():
         name, _, text = line.partition(":")
         headers[name.lower()] = text.strip()
     if headers.get("transfer-encoding") == "chunked":
@@ -166,7 +171,7 @@ def _read_request(reader: io.BufferedReader) -> Request | None:
 
 
 def _read_chunks(reader: io.BufferedReader) -> Iterator[bytes]:
-    while (size := int(reader.readline(), 16)):
+    while size := int(reader.readline(), 16):
         yield reader.read(size)
         reader.readline()
     reader.readline()
