@@ -15,14 +15,17 @@ from runtime_guest import port, system
 from runtime_guest.agent import Agent, Handler
 from runtime_guest.cgroups import Cgroups
 from runtime_guest.command_methods import CommandMethods
+from runtime_guest.file_methods import FileMethods
 from runtime_guest.identity import log
 from runtime_guest.machine_methods import MachineMethods
 from runtime_guest.processes import Processes
+from runtime_guest.rights import Workers
 from runtime_guest.users import Users
 
 
 def _methods(processes: Processes, users: Users, *, machine: bool) -> dict[str, Handler]:
     commands = CommandMethods(processes, users)
+    files = FileMethods(users, Workers(users))
     whole = MachineMethods(commands, processes, machine=machine)
     return {
         "ping": whole.ping,
@@ -32,6 +35,28 @@ def _methods(processes: Processes, users: Users, *, machine: bool) -> dict[str, 
         "machine.poweroff": whole.power_off,
         "machine.update": commands.update,
         "process.capture": commands.capture,
+        "process.spawn": commands.spawn,
+        "process.run": commands.run,
+        "process.follow": commands.follow,
+        "process.list": commands.list,
+        "process.get": commands.get,
+        "process.stdin": commands.write_stdin,
+        "process.signal": commands.signal,
+        "process.resize": commands.resize,
+        "file.read": files.read,
+        "file.write": files.write,
+        "file.upload_begin": files.begin_upload,
+        "file.upload_chunk": files.put_chunk,
+        "file.upload_commit": files.commit_upload,
+        "file.upload_abort": files.abort_upload,
+        "file.list": files.list,
+        "file.stat": files.stat,
+        "file.mkdir": files.mkdir,
+        "file.remove": files.remove,
+        "file.rename": files.rename,
+        "file.chmod": files.chmod,
+        "file.archive_read": files.read_archive,
+        "file.archive_write": files.write_archive,
     }
 
 

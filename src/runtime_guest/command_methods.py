@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import struct
 from typing import Any
 
 from runtime_guest.errors import GuestError
 from runtime_guest.launch import Program
-from runtime_guest.processes import Process, Processes, Spec
-from runtime_guest.streams import Stream, StreamReset
+from runtime_guest.processes import Process, Processes, Reader, Spec
+from runtime_guest.streams import Stream, StreamReset, answer
 from runtime_guest.users import Users
 
 OUTPUT_HEAD = struct.Struct(">BQ")
@@ -104,3 +105,80 @@ class CommandMethods:
             timeout_s=int(params["timeout_ms"]) / 1000,
             output_base64=bool(params.get("output_base64")),
         )
+
+    async def spawn(self, stream: Stream, params: dict[str, Any]) -> None:
+        """Start and answer at once; the same id again answers the process that has it."""
+        spec = self._spec(params)
+        stdin = await self._stdin(stream, params)
+        process = await self._processes.start(params["id"], spec, stdin)
+        await answer(stream, process.info())
+
+    async def run(self, stream: Stream, params: dict[str, Any]) -> None:
+        """Start, then send output as it comes. A host that leaves early leaves the process running."""
+        spec = self._spec(params)
+        stdin = await self._stdin(stream, params)
+        process = await self._processes.start(params["id"], spec, stdin)
+        reader = process.attach(0, live=True)
+        await stream.send_message({"pid": process.pid})
+        await self._pump(stream, process, reader)
+
+    async def follow(self, stream: Stream, params: dict[str, Any]) -> None:
+        """Send output from a position on: to the end of the process, or to what there is now."""
+        process = self._processes.get(params["id"])
+        cursor = max(0, int(params["cursor"]))
+        await self._pump(stream, process, process.attach(cursor, live=bool(params["live"])))
+
+    @staticmethod
+    async def _pump(stream: Stream, process: Process, reader: Reader) -> None:
+        stream.on_failure(lambda _: reader.leave())
+        try:
+            while not reader.left:
+                piece = process.ring.read(reader.cursor, OUTPUT_BYTES)
+                if piece is not None:
+                    if piece.offset > reader.cursor:
+                        await stream.send_message({"lost": piece.offset - reader.cursor, "resume_at": piece.offset})
+                    await stream.send(OUTPUT_HEAD.pack(piece.stream, piece.offset) + piece.data)
+                    process.advanced(reader, piece.offset + len(piece.data))
+                elif process.over.is_set():
+                    await stream.send_message({"exit": process.exit, "state": process.state}, last=True)
+                    return
+                elif not reader.live:
+                    stream.end()
+                    return
+                else:
+                    await reader.wait()
+        finally:
+            process.detach(reader)
+
+    async def list(self, stream: Stream, params: dict[str, Any]) -> None:
+        await answer(stream, {"processes": [process.info() for process in self._processes.all()]})
+
+    async def get(self, stream: Stream, params: dict[str, Any]) -> None:
+        await answer(stream, self._processes.get(params["id"]).info())
+
+    async def write_stdin(self, stream: Stream, params: dict[str, Any]) -> None:
+        """Take input at a position: what was taken before is ignored, what there is no room for is not taken."""
+        process = self._processes.get(params["id"])
+        data = await self._stdin(stream, params)
+        offset = int(params["offset"])
+        if offset > process.stdin_taken:
+            raise GuestError("invalid_request", f"input up to {process.stdin_taken} was taken", field="offset")
+        fresh = data[process.stdin_taken - offset :]
+        if not process.stdin_open or not (process.spec.stdin_pipe or process.spec.program.pty):
+            if fresh or not params["eof"]:
+                raise GuestError("stdin_closed", "the process takes no more input", processId=process.id)
+        else:
+            process.feed(fresh, eof=bool(params["eof"]))
+        await answer(stream, {"offset": process.stdin_taken})
+
+    async def signal(self, stream: Stream, params: dict[str, Any]) -> None:
+        name = str(params["name"])
+        number = getattr(signal, name if name.startswith("SIG") else f"SIG{name}", None)
+        if not isinstance(number, signal.Signals):
+            raise GuestError("invalid_request", f"there is no signal {name}", field="signal")
+        self._processes.get(params["id"]).send_signal(number)
+        await answer(stream, {})
+
+    async def resize(self, stream: Stream, params: dict[str, Any]) -> None:
+        self._processes.get(params["id"]).resize(int(params["cols"]), int(params["rows"]))
+        await answer(stream, {})

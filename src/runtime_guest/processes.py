@@ -53,7 +53,13 @@ class Reader:
         self.cursor = cursor
         self.live = live
         self.moved_at = time.monotonic()
+        self.left = False
         self._event = asyncio.Event()
+
+    def leave(self) -> None:
+        """Nobody is there any more."""
+        self.left = True
+        self._event.set()
 
     def wake(self) -> None:
         self._event.set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Union
+from typing import Union
 
 from runtime_guest import frames
 from runtime_guest.frames import Buffer, Json
@@ -300,8 +300,10 @@ class Link:
             self._streams.pop(event.stream, None)
 
 
-def object_of(item: Any) -> Json:  # noqa: ANN401 - it comes from the peer
-    """The item, if it is a message. Raises ProtocolViolation for anything else."""
-    if not isinstance(item, dict):
-        raise frames.ProtocolViolation("the peer sent something else than a message")
-    return item
+async def answer(stream: Stream, value: Json) -> None:
+    """The one answer on a stream: a message, or as bytes when it is too long for one."""
+    payload = frames.encode_json(value)
+    if len(payload) <= frames.MAX_MESSAGE:
+        await stream.send_message(value, last=True)
+    else:
+        await stream.send(payload, last=True)

@@ -9,8 +9,8 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,7 +153,21 @@ class Channel:
         except ValueError as wrong:
             raise errors.InvalidRequest([{"field": "request", "message": str(wrong)}]) from wrong
         try:
-            yield stream
+            with self.told():
+                yield stream
+        finally:
+            stream.reset("cancelled", "the host does not need it any more")
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Tell failures of a stream as errors of ours; for code that hands them on from inside `stream`.
+
+        Raises:
+            CallerError, ServiceError: what the guest answered.
+            Interrupted: the channel broke, or was closed because the guest broke the protocol.
+        """
+        try:
+            yield
         except StreamReset as reset:
             raise error_of(reset) from reset
         except LinkLost as lost:
@@ -161,8 +175,6 @@ class Channel:
         except frames.ProtocolViolation as violation:
             self._violated(violation)
             raise errors.Interrupted("the machine's agent broke the protocol") from violation
-        finally:
-            stream.reset("cancelled", "the host does not need it any more")
 
     async def _connect(self, socket_path: Path) -> None:
         """A socket's path may have 107 bytes only: name it from its folder's descriptor."""

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from runtimed.core.clock import Clock
+from runtimed.core.ports import GuestFiles, GuestProcesses
 from runtimed.core.specs import UserName
 from runtimed.node.channel import Channel
-from runtimed.node.guest.decode import Reply
+from runtimed.node.guest.decode import ask
+from runtimed.node.guest.files import FileClient
 from runtimed.node.guest.processes import ProcessClient
 
 PING_WITHIN_S = 5.0
@@ -40,7 +42,8 @@ class GuestClient:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.processes = ProcessClient(channel)
+        self.processes: GuestProcesses = ProcessClient(channel)
+        self.files: GuestFiles = FileClient(channel)
 
     async def identify(self, identity: Identity, clock: Clock) -> Identified:
         """Give the machine its identity and the time, before anything of a user runs. Repeatable.
@@ -49,7 +52,8 @@ class GuestClient:
             GuestUnresponsive, MachineGone, Interrupted: it may have only a part of it; do not use the machine.
         """
         sent_s, sent_wall_s = clock.monotonic_s(), clock.now_s()
-        answer = await self.channel.request(
+        worked_s, guest_s, reseeded = await ask(
+            self.channel,
             "machine.identify",
             {
                 "clock_ns": round(sent_wall_s * 1e9),
@@ -60,16 +64,13 @@ class GuestClient:
                 "env": dict(identity.env),
                 "user": identity.user,
             },
+            lambda r: (r.integer("worked_ns") / 1e9, r.integer("clock_ns") / 1e9, r.boolean("entropy_reseeded")),
         )
         round_trip_s = clock.monotonic_s() - sent_s
-        reply = Reply(answer)
         # The guest reads its clock last of all: half of what the trip took besides the guest's work lies after that.
-        worked_s = min(max(reply.integer("worked_ns") / 1e9, 0.0), round_trip_s)
+        worked_s = min(max(worked_s, 0.0), round_trip_s)
         host_s = sent_wall_s + round_trip_s - (round_trip_s - worked_s) / 2
-        return Identified(
-            clock_skew_ms=(reply.integer("clock_ns") / 1e9 - host_s) * 1e3,
-            entropy_reseeded=reply.boolean("entropy_reseeded"),
-        )
+        return Identified(clock_skew_ms=(guest_s - host_s) * 1e3, entropy_reseeded=reseeded)
 
     async def ping(self) -> None:
         """Raises GuestUnresponsive, MachineGone."""
@@ -77,7 +78,7 @@ class GuestClient:
 
     async def grow(self) -> int:
         """Make the root file system as large as its disk; answers its size in bytes."""
-        return Reply(await self.channel.request("machine.grow", {}, within_s=GROW_WITHIN_S)).integer("bytes")
+        return await ask(self.channel, "machine.grow", {}, lambda r: r.integer("bytes"), within_s=GROW_WITHIN_S)
 
     async def settle(self) -> None:
         """Forget the commands that have run and flush the disks: the machine is about to be saved as a template."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
+from runtimed.node.channel import REQUEST_WITHIN_S, Channel
 from runtimed.wire.frames import Json, ProtocolViolation
+
+T = TypeVar("T")
 
 
 class Reply:
@@ -14,6 +19,9 @@ class Reply:
         if not isinstance(value, dict):
             raise ProtocolViolation("the agent's answer is no object")
         self._value: Json = value
+
+    def has(self, name: str) -> bool:
+        return self._value.get(name) is not None
 
     def integer(self, name: str) -> int:
         value = self._value.get(name)
@@ -71,3 +79,12 @@ class Reply:
 
     def inner_or_none(self, name: str) -> Reply | None:
         return None if self._value.get(name) is None else self.inner(name)
+
+
+async def ask(
+    channel: Channel, method: str, params: Json, decode: Callable[[Reply], T], *, within_s: float = REQUEST_WITHIN_S
+) -> T:
+    """Ask once and read the answer. An answer of the wrong shape closes the channel. Raises as Channel.request."""
+    answer = await channel.request(method, params, within_s=within_s)
+    with channel.told():
+        return decode(Reply(answer))
