@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from runtimed import settings as settings_module
-from runtimed.settings import Settings, SettingsError
+from runtimed.core.errors import RuntimedError
+from runtimed.settings import CommandError, Settings, SettingsError
 
+image_app = typer.Typer(no_args_is_help=True, help="Build, list and remove images.")
+admin_app = typer.Typer(no_args_is_help=True, help="What only the operator may do.")
+key_app = typer.Typer(no_args_is_help=True, help="API keys: made, listed and revoked here and nowhere else.")
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The service of Runtime, for its operator.")
+
+app.add_typer(image_app, name="image")
+app.add_typer(admin_app, name="admin")
+admin_app.add_typer(key_app, name="key")
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
 StateOption = Annotated[Path | None, typer.Option("--state-dir", help="Database, key and machines.")]
+CacheOption = Annotated[Path | None, typer.Option("--cache-dir", help="Images and templates.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def err(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def say_json(value: object) -> None:
+    say(json.dumps(value, indent=2))
+
+
+@contextlib.contextmanager
+def told_plainly() -> Iterator[None]:
+    """Errors that the operator can do something about end in one sentence and exit code 1."""
+    try:
+        yield
+    except (RuntimedError, CommandError) as error:
+        hint = getattr(error, "hint", None)
+        fail(f"{error}{f' {hint}' if hint else ''}")
 
 
 @app.callback()
@@ -39,7 +76,7 @@ def settings_of(config: Path | None, **flags: object) -> Settings:
 def serve(  # noqa: PLR0913 - one parameter for each flag
     config: ConfigOption = None,
     state_dir: StateOption = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Images and templates.")] = None,
+    cache_dir: CacheOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     spares: Annotated[int | None, typer.Option(help="Machines of the default shape kept ready.")] = None,
@@ -69,6 +106,138 @@ def serve(  # noqa: PLR0913 - one parameter for each flag
         log_level=log_level,
     )
     raise typer.Exit(run_service(settings))
+
+
+@app.command()
+def doctor(
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
+    fix: Annotated[bool, typer.Option("--fix", help="End what is left over.")] = False,
+) -> None:
+    """Say what this host can do and what is left over on it. Exit code 1 when something is wrong or left.
+
+    Example: runtimed doctor --fix
+    """
+    from runtimed.doctor import examine
+
+    findings = asyncio.run(examine(settings_of(config, state_dir=state_dir, cache_dir=cache_dir), fix=fix))
+    clean = not any(finding.bad for finding in findings)
+    if as_json:
+        say_json({"clean": clean, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            say(f"{finding.verdict:6} {finding.name:12} {finding.line}")
+    raise typer.Exit(0 if clean else 1)
+
+
+@image_app.command("build")
+def image_build(
+    name: Annotated[str, typer.Argument(help="A packaged recipe, or the path of one.")] = "",
+    config: ConfigOption = None,
+    cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build an image, or find that it is built. Ctrl-C leaves nothing behind, and the next build goes on.
+
+    Example: runtimed image build default
+    """
+    from runtimed import image_commands
+
+    settings = settings_of(config, cache_dir=cache_dir)
+    with told_plainly():
+        shown = image_commands.build(settings, name or settings.image, err)
+    say_json(shown) if as_json else say(f"{shown['name']} {shown['id']}")
+
+
+@image_app.command("ls")
+def image_ls(config: ConfigOption = None, cache_dir: CacheOption = None, as_json: JsonOption = False) -> None:
+    """List the images that are built.
+
+    Example: runtimed image ls --json
+    """
+    from runtimed import image_commands
+
+    images = image_commands.listed(settings_of(config, cache_dir=cache_dir))
+    if as_json:
+        say_json({"data": images})
+        return
+    for image in images:
+        system = f"{image['distribution']} {image['release']}"
+        say(f"{image['name']:16} {system:20} {image['sizeMiB']:>6} MiB  {image['id']}")
+
+
+@image_app.command("rm")
+def image_rm(
+    name: Annotated[str, typer.Argument(help="An image's name or id.")],
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Remove an image. Refused while a service runs, since its machines may be using it.
+
+    Example: runtimed image rm default
+    """
+    from runtimed import image_commands
+
+    with told_plainly():
+        say(f"removed {image_commands.remove(settings_of(config, state_dir=state_dir, cache_dir=cache_dir), name)}")
+
+
+@key_app.command("create")
+def key_create(
+    name: Annotated[str, typer.Argument(help="What the key is for.")],
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Sees what is outside sandboxes.")] = False,
+    own_only: Annotated[bool, typer.Option("--own-only", help="Reaches only what it made itself.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key and show it, this once.
+
+    Example: runtimed admin key create ci --own-only
+    """
+    from runtimed import key_commands
+
+    with told_plainly():
+        shown = key_commands.create(settings_of(config, state_dir=state_dir), name, read_only, own_only)
+    say_json(shown) if as_json else say(str(shown["key"]))
+
+
+@key_app.command("ls")
+def key_ls(config: ConfigOption = None, state_dir: StateOption = None, as_json: JsonOption = False) -> None:
+    """List keys; never their secrets.
+
+    Example: runtimed admin key ls
+    """
+    from runtimed import key_commands
+
+    with told_plainly():
+        keys = key_commands.listed(settings_of(config, state_dir=state_dir))
+    if as_json:
+        say_json({"data": keys})
+        return
+    for key in keys:
+        state = "revoked" if key["revokedAt"] else "valid"
+        say(f"{key['id']}  {key['kind']:9} {key['createdAt']}  {state:7}  {key['name']}")
+
+
+@key_app.command("revoke")
+def key_revoke(
+    key_id: Annotated[str, typer.Argument(help="The key's id: the uuid in it.")],
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Revoke a key. A running service refuses it within a second.
+
+    Example: runtimed admin key revoke 6cc1954f-1965-4f85-86a9-eaa6d0364713
+    """
+    from runtimed import key_commands
+
+    with told_plainly():
+        key_commands.revoke(settings_of(config, state_dir=state_dir), key_id)
+    say(f"revoked {key_id}")
 
 
 def main() -> None:

@@ -49,6 +49,7 @@ async def make_host(settings: Settings, clock: Clock, say: Say) -> Host:
     runner = HostRunner()
     images = Images(store.ImageStore(settings.cache_dir, runner=runner), say)
     qemu = await in_thread(runner, lambda: store.ensure_qemu(settings.cache_dir, images.told, runner=runner))
+    await in_thread(runner, images.images.remove_leftovers)
     await in_thread(runner, lambda: images.make(settings.image))
     plan = NodePlan(
         state_dir=settings.state_dir,

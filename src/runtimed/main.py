@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
+import os
 import signal
 import socket
 import sys
@@ -13,7 +14,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 
 import uvicorn
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp
 
 from runtimed import VERSION
@@ -31,11 +31,12 @@ from runtimed.core.ports import Node
 from runtimed.core.tasks import spawn
 from runtimed.core.wait import wait_for
 from runtimed.host import Host, make_host
-from runtimed.settings import Settings
-from runtimed.state_folder import StateFolder, StateFolderError
+from runtimed.open_store import open_store
+from runtimed.settings import CommandError, Settings
+from runtimed.state_folder import StateFolder
 from runtimed.store.accounts import Accounts
 from runtimed.store.answers import AnswerStore
-from runtimed.store.database import Database, open_database, sqlite_url
+from runtimed.store.database import Database
 from runtimed.store.sandboxes import SandboxStore
 
 LISTENING_WITHIN_S = 10.0
@@ -45,7 +46,7 @@ REQUESTS_END_WITHIN_S = 5
 _log = logging.getLogger(__name__)
 
 
-class CannotServe(Exception):
+class CannotServe(CommandError):
     """One sentence that says why the service cannot start, and what to do."""
 
 
@@ -85,12 +86,13 @@ def serve(settings: Settings) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
+    os.umask(0o077)
     folder = StateFolder(settings.state_dir)
     try:
         folder.make()
         with folder.held():
             run(_serve(settings, folder))
-    except (StateFolderError, CannotServe) as error:
+    except CommandError as error:
         sys.stderr.write(f"runtimed: {error}\n")
         return 1
     except RuntimedError as error:
@@ -109,15 +111,6 @@ def run(work: Coroutine[object, object, None]) -> None:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(work)
-
-
-async def open_store(settings: Settings) -> Database:
-    """The settings' database. Raises CannotServe."""
-    url = settings.database_url or sqlite_url(StateFolder(settings.state_dir).database)
-    try:
-        return await open_database(url)
-    except SQLAlchemyError as error:
-        raise CannotServe(f"the database cannot be opened: {error.__cause__ or error}") from error
 
 
 async def _serve(settings: Settings, folder: StateFolder) -> None:

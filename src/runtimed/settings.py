@@ -13,7 +13,11 @@ from typing import Annotated, Literal
 Bounded = int | float
 
 
-class SettingsError(Exception):
+class CommandError(Exception):
+    """What the operator asked for cannot be done; one sentence says why, and what to do."""
+
+
+class SettingsError(CommandError):
     """The settings cannot be used; the message names every wrong one."""
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtimed.settings import CommandError
 
-class StateFolderError(Exception):
+
+class StateFolderError(CommandError):
     """The folder cannot be used; one sentence says why and what to do."""
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtimed.api.envelope import error_body, internal_error, json_response, request_id_of
-from runtimed.api.idempotency import Answer, Asked, Done, asked
+from runtimed.api.idempotency import Answer, Done, KeyedRequest, asked
 from runtimed.api.services import caller_of, services_of
 from runtimed.api.streaming import Streamed
 from runtimed.core.errors import RuntimedError, Unavailable
@@ -22,7 +22,11 @@ PREFER_WAIT_MAX_S = 120
 
 
 async def answer_once(
-    request: Request, work: Callable[[Asked], Awaitable[Answer]], *, sandbox_id: str | None = None, claim: bool = True
+    request: Request,
+    work: Callable[[KeyedRequest], Awaitable[Answer]],
+    *,
+    sandbox_id: str | None = None,
+    claim: bool = True,
 ) -> Response:
     """The answer of `work`, which goes on when the client leaves, or that of the request it repeats."""
     services = services_of(request)

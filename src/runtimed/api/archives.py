@@ -15,7 +15,7 @@ from starlette.responses import Response
 from runtimed.api.answering import answer_once
 from runtimed.api.envelope import json_response
 from runtimed.api.files import PathQuery, body_length, body_of, file_user, raw_body
-from runtimed.api.idempotency import Answer, Asked
+from runtimed.api.idempotency import Answer, KeyedRequest
 from runtimed.api.services import caller_of, services_of
 from runtimed.api.streaming import Streamed
 from runtimed.core.errors import Interrupted, RateLimited, RuntimedError, UploadIncomplete, UploadNotFound
@@ -116,7 +116,7 @@ async def begin(request: Request, sandbox_id: str, body: wire.BeginArchive) -> R
     """Begin to unpack an archive that comes in chunks, in order."""
     services, caller, flows = services_of(request), caller_of(request), _flows(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         inside = await services.sandboxes.inside(caller, sandbox_id)
         if len(flows) >= ARCHIVE_UPLOADS_MAX:
             raise RateLimited(f"{ARCHIVE_UPLOADS_MAX} folders are being uploaded", retry_after_ms=1000)
@@ -168,7 +168,7 @@ async def commit(request: Request, sandbox_id: str, upload_id: str, body: Empty 
     """End the archive and wait until all of it is unpacked. Idempotent."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         await services.sandboxes.inside(caller, sandbox_id)
         flow = _flow(request, sandbox_id, upload_id)
         async with flow.lock:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtimed.api.answering import answer_once, not_built
-from runtimed.api.idempotency import Answer, Asked, Done, asked
+from runtimed.api.idempotency import Answer, Done, KeyedRequest, asked
 from runtimed.api.ndjson import MEDIA_TYPE, event_lines, line
 from runtimed.api.services import caller_of, services_of
 from runtimed.api.streaming import Streamed
@@ -34,7 +34,7 @@ async def execute(request: Request, sandbox_id: str, body: wire.ExecRequest) -> 
     command = body.to_command()
     keep_bytes = CAPTURE_LONG_BYTES if command.timeout_ms > CAPTURE_LONG_FROM_MS else CAPTURE_BYTES
 
-    async def work(question: Asked) -> Answer:
+    async def work(question: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             done = await inside.guest.processes.capture(question.process_id(), command, keep_bytes=keep_bytes)
@@ -58,7 +58,9 @@ async def _stream(request: Request, sandbox_id: str, command: Command) -> Respon
         return Streamed(body, media_type=MEDIA_TYPE, headers=headers, heartbeat=b"\n", open_until_sent=stack.pop_all())
 
 
-async def _first(request: Request, question: Asked, command: Command, stack: AsyncExitStack) -> AsyncGenerator[bytes]:
+async def _first(
+    request: Request, question: KeyedRequest, command: Command, stack: AsyncExitStack
+) -> AsyncGenerator[bytes]:
     services = services_of(request)
     sandbox_id = question.sandbox_id or ""
     process_id = question.process_id()

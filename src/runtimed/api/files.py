@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from runtimed.api.answering import answer_once
 from runtimed.api.envelope import json_response
-from runtimed.api.idempotency import Answer, Asked
+from runtimed.api.idempotency import Answer, KeyedRequest
 from runtimed.api.services import caller_of, services_of
 from runtimed.api.streaming import Streamed
 from runtimed.core.errors import TooLarge
@@ -89,7 +89,7 @@ async def read(request: Request, sandbox_id: str, path: PathQuery, user: wire.Us
         )
 
 
-@router.put("/files/content", response_model=wire.Entry)
+@router.put("/files/content", response_model=wire.FileItem)
 async def write(
     request: Request,
     sandbox_id: str,
@@ -111,7 +111,7 @@ async def write(
     return json_response(200, wire.entry_body(entry))
 
 
-@router.get("/files/list", response_model=wire.EntryList)
+@router.get("/files/list", response_model=wire.FileItems)
 async def listing(  # noqa: PLR0913 - one parameter for each of the query's
     request: Request,
     sandbox_id: str,
@@ -143,12 +143,12 @@ async def stat(request: Request, sandbox_id: str, path: PathQuery, user: wire.Us
     return json_response(200, {"exists": False} if found is None else wire.entry_body(found) | {"exists": True})
 
 
-@router.post("/files:mkdir", response_model=wire.Entry)
+@router.post("/files:mkdir", response_model=wire.FileItem)
 async def mkdir(request: Request, sandbox_id: str, body: wire.MakeFolder) -> Response:
     """Make a folder, by default with its parents."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             user = file_user(inside, body.user)
@@ -164,7 +164,7 @@ async def remove(request: Request, sandbox_id: str, body: wire.RemovePath) -> Re
     """Remove a file, or a folder with `recursive`; says whether there was one."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             user = file_user(inside, body.user)
@@ -179,7 +179,7 @@ async def rename(request: Request, sandbox_id: str, body: wire.RenamePath) -> Re
     """Move a file or folder within the sandbox."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             user = file_user(inside, body.user)
@@ -194,7 +194,7 @@ async def chmod(request: Request, sandbox_id: str, body: wire.ChangeMode) -> Res
     """Change the permission bits of a path."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             user = file_user(inside, body.user)

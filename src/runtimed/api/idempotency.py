@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class KeyedRequest:
     """One request that a key was given for, or none."""
 
     account_id: AccountId
@@ -60,14 +60,14 @@ class Asked:
         return ProcessId(str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.account_id} {self.sandbox_id} {self.key}")))
 
 
-async def asked(request: Request, caller: Caller, *, sandbox_id: str | None = None) -> Asked:
+async def asked(request: Request, caller: Caller, *, sandbox_id: str | None = None) -> KeyedRequest:
     """Reads key and body. Raises InvalidRequest for a key that could not have been sent by a client of ours."""
     key = request.headers.get("idempotency-key")
     if key is not None and _KEY.fullmatch(key) is None:
         message = "must be 1 to 128 letters, digits or _ . : - and start with a letter or digit"
         raise InvalidRequest([{"field": "Idempotency-Key", "message": message}])
     text = f"{request.method} {request.url.path}\n".encode() + await request.body()
-    return Asked(
+    return KeyedRequest(
         account_id=caller.account_id,
         key=key,
         request_hash=hashlib.sha256(text).hexdigest(),
@@ -103,7 +103,7 @@ class Idempotency:
         self._unwritten: list[KeptAnswer] = []
         self._writer: asyncio.Task[None] | None = None
 
-    async def once(self, request: Asked, work: Callable[[], Awaitable[Answer]], *, claim: bool) -> Done:
+    async def once(self, request: KeyedRequest, work: Callable[[], Awaitable[Answer]], *, claim: bool) -> Done:
         """Run the work, unless a request with the same key has or does; then its outcome is the answer.
 
         With `claim` the store knows of the request before it runs.
@@ -121,7 +121,7 @@ class Idempotency:
         await self.leave(request, done)
         return done
 
-    async def enter(self, request: Asked, *, claim: bool) -> Done | None:
+    async def enter(self, request: KeyedRequest, *, claim: bool) -> Done | None:
         """None for the first request with its key, which must `leave`; else the outcome of the first.
 
         Raises IdempotencyKeyReused when the first was another request, GuestBusy when it runs in another process.
@@ -152,7 +152,7 @@ class Idempotency:
         self._resolve(slot, done)
         return done
 
-    async def leave(self, request: Asked, done: Done) -> None:
+    async def leave(self, request: KeyedRequest, done: Done) -> None:
         """Tell whoever joined, and keep the outcome where a repeat must not run again."""
         if request.key is None:
             return
@@ -202,7 +202,7 @@ class Idempotency:
             self._runs.pop((kept.account_id, kept.key), None)
 
 
-def _kept(request: Asked, answer: Answer | None = None) -> KeptAnswer:
+def _kept(request: KeyedRequest, answer: Answer | None = None) -> KeptAnswer:
     return KeptAnswer(
         account_id=request.account_id,
         key=request.key or "",
@@ -213,7 +213,7 @@ def _kept(request: Asked, answer: Answer | None = None) -> KeptAnswer:
     )
 
 
-def _same(request_hash: str, request: Asked) -> None:
+def _same(request_hash: str, request: KeyedRequest) -> None:
     if request_hash != request.request_hash:
         raise IdempotencyKeyReused(
             "this Idempotency-Key belongs to another request",

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runtimed.api.ports import Sandboxes
+from runtimed.api.ports import SandboxVerbs
 
 _BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
@@ -16,7 +16,7 @@ _BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 class _SandboxCollector(Collector):
     """Reads the sandboxes when it is asked, so that no count can drift."""
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
+    def __init__(self, sandboxes: SandboxVerbs) -> None:
         self._sandboxes = sandboxes
 
     def collect(self) -> Iterable[Metric]:
@@ -33,7 +33,7 @@ class _SandboxCollector(Collector):
 class Metrics:
     """One registry for one service."""
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
+    def __init__(self, sandboxes: SandboxVerbs) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_SandboxCollector(sandboxes))
         self._requests = Counter(

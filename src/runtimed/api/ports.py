@@ -9,7 +9,7 @@ from runtimed.core.lifecycle import State
 from runtimed.core.sandbox import Caller, Inside, Page, SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec
 
 
-class Sandboxes(Protocol):
+class SandboxVerbs(Protocol):
     """Implemented by control.sandboxes; its docstrings say what each raises."""
 
     async def create(self, caller: Caller, spec: SandboxSpec, *, wait_s: float) -> tuple[SandboxRecord, bool]: ...

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from runtimed.api.answering import answer_once, not_built
 from runtimed.api.envelope import json_response
-from runtimed.api.idempotency import Answer, Asked
+from runtimed.api.idempotency import Answer, KeyedRequest
 from runtimed.api.ndjson import MEDIA_TYPE, event_lines
 from runtimed.api.services import caller_of, services_of
 from runtimed.api.streaming import Streamed
@@ -32,7 +32,7 @@ async def spawn_process(request: Request, sandbox_id: str, body: wire.SpawnReque
     """Start a process and answer at once; it outlives this connection."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(question: Asked) -> Answer:
+    async def work(question: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             process = await inside.guest.processes.spawn(question.process_id(), body.to_command())
@@ -126,7 +126,7 @@ async def write(request: Request, sandbox_id: str, process_id: str, body: wire.W
     """Bytes for its standard input, from a position on; answers the position after what was taken."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             offset = await inside.guest.processes.write_stdin(
@@ -142,7 +142,7 @@ async def signal(request: Request, sandbox_id: str, process_id: str, body: wire.
     """Send a signal, SIGTERM by default, to all that it started."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             await inside.guest.processes.signal(ProcessId(process_id), body.signal)
@@ -157,7 +157,7 @@ async def resize(request: Request, sandbox_id: str, process_id: str, body: wire.
     """Change the size of its terminal."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             await inside.guest.processes.resize(ProcessId(process_id), cols=body.cols, rows=body.rows)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from runtimed.api.answering import answer_once, not_built, prefer_wait_s
 from runtimed.api.envelope import json_response
-from runtimed.api.idempotency import Answer, Asked
+from runtimed.api.idempotency import Answer, KeyedRequest
 from runtimed.api.services import Services, caller_of, services_of
 from runtimed.core.errors import InvalidRequest, MethodNotAllowed
 from runtimed.core.lifecycle import State
@@ -38,7 +38,7 @@ async def create(request: Request, body: wire.CreateSandbox) -> Response:
         raise not_built(", ".join(missing), missing)
     spec = body.spec(default_image=services.default_image)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         record, reused = await services.sandboxes.create(caller, spec, wait_s=prefer_wait_s(request))
         more = {"reused": True} if reused else {}
         return Answer(status=200 if reused else 201, body=_shown(services, record) | more)
@@ -79,7 +79,7 @@ async def delete(request: Request, sandbox_id: str) -> Response:
     """End it in whatever state it is, and forget it."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.delete(caller, sandbox_id)
         return Answer(status=200, body=wire.deleted_body(record))
 
@@ -91,7 +91,7 @@ async def stop(request: Request, sandbox_id: str, body: Empty | None = None) -> 
     """End its machine and its disk; its record stays."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.stop(caller, sandbox_id, wait_s=prefer_wait_s(request))
         return Answer(status=200, body=_shown(services, record))
 
@@ -103,7 +103,7 @@ async def extend(request: Request, sandbox_id: str, body: wire.Extend) -> Respon
     """Move the end of its lease later, at most a day ahead of now."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.extend(caller, sandbox_id, body.seconds)
         return Answer(status=200, body=_shown(services, record))
 
@@ -117,7 +117,7 @@ async def update(request: Request, sandbox_id: str, body: wire.UpdateSandbox) ->
     if missing := body.not_built():
         raise not_built(", ".join(missing), missing)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.update(caller, sandbox_id, body.change())
         return Answer(status=200, body=_shown(services, record))
 
@@ -129,7 +129,7 @@ async def retention(request: Request, sandbox_id: str, body: wire.Retention) -> 
     """How many days it is kept once it is paused or stopped."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.retain(caller, sandbox_id, body.days)
         return Answer(status=200, body=_shown(services, record))
 

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from runtimed.api.admission import CallLimits
 from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
-from runtimed.api.ports import Sandboxes
+from runtimed.api.ports import SandboxVerbs
 from runtimed.core.sandbox import Caller
 from runtimed.store.accounts import Accounts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    sandboxes: Sandboxes
+    sandboxes: SandboxVerbs
     accounts: Accounts
     idempotency: Idempotency
     limits: CallLimits

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from runtimed.api.answering import answer_once
 from runtimed.api.envelope import json_response
 from runtimed.api.files import body_length, file_user, raw_body
-from runtimed.api.idempotency import Answer, Asked
+from runtimed.api.idempotency import Answer, KeyedRequest
 from runtimed.api.services import caller_of, services_of
 from runtimed.core.ids import new_id
 from runtimed.core.limits import UPLOAD_CHUNK_BYTES
@@ -27,7 +27,7 @@ async def begin(request: Request, sandbox_id: str, body: wire.BeginUpload) -> Re
     """Announce a file of a known size; answers where its chunks go."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(question: Asked) -> Answer:
+    async def work(question: KeyedRequest) -> Answer:
         name = uuid.uuid5(uuid.NAMESPACE_OID, f"upload {question.process_id()}") if question.key else new_id()
         upload_id = f"{name}.{body.sha256 or ''}"
         mode = int(body.mode, 8) if body.mode else None
@@ -53,12 +53,12 @@ async def put_chunk(request: Request, sandbox_id: str, upload_id: str, offset: A
     return json_response(200, {"offset": offset, "bytes": len(data)})
 
 
-@router.post("/{upload_id}:commit", response_model=wire.Entry)
+@router.post("/{upload_id}:commit", response_model=wire.FileItem)
 async def commit(request: Request, sandbox_id: str, upload_id: str, body: Empty | None = None) -> Response:
     """Check the whole and put it into its place at once."""
     services, caller = services_of(request), caller_of(request)
 
-    async def work(_: Asked) -> Answer:
+    async def work(_: KeyedRequest) -> Answer:
         name, sha256 = _split(upload_id)
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)

@@ -65,7 +65,7 @@ class BeginArchive(Strict):
     user: User | None = None
 
 
-class Entry(Shown):
+class FileItem(Shown):
     name: str
     path: str
     type: Literal["file", "directory", "symlink", "other"]
@@ -74,8 +74,8 @@ class Entry(Shown):
     modifiedAt: str
 
 
-class EntryList(Shown):
-    data: list[Entry]
+class FileItems(Shown):
+    data: list[FileItem]
 
 
 class Removed(Shown):

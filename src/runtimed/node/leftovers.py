@@ -1,0 +1,52 @@
+"""Finds what a killed service left on this host: machines, and templates that were being made. Ends it when told to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimed.node.vmm import journal
+from runtimed.node.vmm.processes import ProcessMark, same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """Something that nobody will ever end but whoever calls `end`, which is idempotent."""
+
+    line: str
+    end: Callable[[], None]
+
+
+def left_over(*, machines: Path, templates: Path) -> list[Leftover]:
+    """What is left in these two folders. Whatever belongs to a process that lives is not in the list."""
+    found = [
+        Leftover(line=f"a machine without a service ({path.name})", end=_machine_end(path))
+        for path in journal.left_over(machines)
+    ]
+    for path in (*sorted(templates.glob(".building-*")), *sorted(templates.glob(".discarded-*"))):
+        if not _owned(path):
+            found.append(Leftover(line=f"an unfinished template ({path.name})", end=_template_end(path)))
+    return found
+
+
+def _owned(building: Path) -> bool:
+    try:
+        return same(ProcessMark(**json.loads((building / "owner.json").read_text())))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _machine_end(directory: Path) -> Callable[[], None]:
+    return lambda: journal.end_machine(directory)
+
+
+def _template_end(directory: Path) -> Callable[[], None]:
+    def end() -> None:
+        for machine in journal.machines(directory):
+            journal.end_machine(machine)
+        shutil.rmtree(directory, ignore_errors=True)
+
+    return end
