@@ -1,0 +1,1 @@
+"""What things cost and who may spend: pure, values in and values out."""

@@ -1,0 +1,104 @@
+"""Writes a sandbox's receipt: lines that sum to its ledger entries, and the share of its time that it waited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from runtimed.billing.ledger import Entry
+from runtimed.billing.rating import HOUR_MS, HOUR_US, MB_PER_GB, MIB_PER_GIB, Line, rate
+from runtimed.billing.tab import Tab
+from runtimed.core.money import MICROS_PER_USD, Micros
+
+PART_DECIMALS = 6
+"""Quantities for people: an hour to a few milliseconds, a GiB-hour to a few MiB-seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiptLine:
+    """One line. `quantity` is for people and rounded; `micros` is exact."""
+
+    what: str
+    quantity: str
+    unit: str
+    usd_per_unit: str
+    micros: Micros
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    lines: tuple[ReceiptLine, ...]
+    total_micros: Micros
+    """The sum of the lines, and of what the sandbox's entries charged."""
+    held_micros: Micros
+    running_ms: int
+    cpu_us: int
+    """As it was measured, floor or not."""
+    trial_ms: int
+    waited_permille: int | None
+    """Thousandths of its running time in which no vCPU was busy; None when it never ran."""
+
+
+def receipt(tab: Tab) -> Receipt:
+    """The receipt of a tab as it stands; it may still grow while the tab is open."""
+    rates = tab.terms.rates
+    each = {
+        "cpu": ("vCPU-hour", HOUR_US, rates.cpu_vcpu_hour),
+        "memory": ("GiB-hour", MIB_PER_GIB * HOUR_MS, rates.memory_gib_hour),
+        "paused_storage": ("GB for 30 days", MB_PER_GB * 30 * 24 * HOUR_MS, rates.paused_gb_30_days),
+    }
+    trial = tab.terms.funding == "trial"
+    lines = [_line(line, *each[line.kind], trial=trial) for line in rate(tab.used, tab.terms).lines]
+    priced = sum(line.micros for line in lines)
+    charged = 0 if trial else tab.charged
+    if charged != priced:
+        lines.append(_plain("above the cap on its whole life: not charged", charged - priced))
+    credited = rate(tab.credited, tab.terms).total
+    if credited:
+        lines.append(_plain("while the host could not be reached", credited))
+        lines.append(_plain("credited: the host could not be reached", -credited))
+    return Receipt(
+        lines=tuple(lines),
+        total_micros=Micros(sum(line.micros for line in lines)),
+        held_micros=Micros(0 if trial else tab.held),
+        running_ms=tab.used.running_ms,
+        cpu_us=tab.used.cpu_us,
+        trial_ms=tab.charged if trial else 0,
+        waited_permille=waited_permille(tab.used.cpu_us, tab.used.running_ms),
+    )
+
+
+def waited_permille(cpu_us: int, running_ms: int) -> int | None:
+    """One vCPU's worth of work fills the time; a second busy one cannot fill it again."""
+    if running_ms <= 0:
+        return None
+    running_us = running_ms * 1000
+    return (running_us - min(cpu_us, running_us)) * 1000 // running_us
+
+
+def paid_by_entries(entries: Iterable[Entry]) -> int:
+    """What a sandbox's entries charged its customer, in microdollars; the operator's own write-offs cancel out."""
+    return sum(e.amount for e in entries if e.reason == "charge" and e.target == "revenue")
+
+
+def _line(line: Line, unit: str, per_unit: int, micros_each: Fraction, *, trial: bool) -> ReceiptLine:
+    words = {"cpu": "CPU used", "memory": "memory reserved", "paused_storage": "storage while paused"}
+    return ReceiptLine(
+        what=words[line.kind] + (" (trial)" if trial else ""),
+        quantity=_decimal(Fraction(line.quantity, per_unit), PART_DECIMALS),
+        unit=unit,
+        usd_per_unit="0" if trial else _decimal(micros_each / MICROS_PER_USD, 12),
+        micros=line.micros,
+    )
+
+
+def _plain(what: str, micros: int) -> ReceiptLine:
+    return ReceiptLine(what=what, quantity="", unit="", usd_per_unit="", micros=Micros(micros))
+
+
+def _decimal(value: Fraction, places: int) -> str:
+    """Rounded down to so many places, without zeros at the end."""
+    whole, part = divmod(value.numerator * 10**places // value.denominator, 10**places)
+    digits = f"{part:0{places}d}".rstrip("0")
+    return f"{whole}.{digits}" if digits else str(whole)
