@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-import os
 import signal
 import socket
 import sys
@@ -86,7 +85,6 @@ def serve(settings: Settings) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
-    os.umask(0o077)
     folder = StateFolder(settings.state_dir)
     try:
         folder.make()

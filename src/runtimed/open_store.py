@@ -11,7 +11,10 @@ from runtimed.store.database import Database, open_database, sqlite_url
 
 async def open_store(settings: Settings) -> Database:
     """The settings' database. Raises CommandError."""
-    url = settings.database_url or sqlite_url(StateFolder(settings.state_dir).database)
+    folder = StateFolder(settings.state_dir)
+    if not settings.database_url:
+        folder.make_private(folder.database)
+    url = settings.database_url or sqlite_url(folder.database)
     try:
         return await open_database(url)
     except SQLAlchemyError as error:

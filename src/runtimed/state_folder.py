@@ -49,6 +49,10 @@ class StateFolder:
                 f"the state folder {self.path} cannot be made ({error.strerror}); name another with --state-dir"
             ) from error
 
+    def make_private(self, path: Path) -> None:
+        """A file there is its owner's only; SQLite gives the files beside its own the same mode."""
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """One service at a time. Raises StateFolderError naming the one that holds the folder."""
