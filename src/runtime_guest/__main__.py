@@ -1,4 +1,4 @@
-"""Starts the agent: as a machine's PID 1 over its port, or with `--listen PATH` over a Unix socket for tests."""
+"""Starts the agent: as a machine's PID 1 over its port, or with `--listen-fd` over a Unix socket for tests."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def _methods(processes: Processes, users: Users, *, machine: bool) -> dict[str, 
     }
 
 
-async def _serve(listen: str | None) -> None:
+async def _serve(listen_fd: int | None) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: log(f"loop: {context.get('message')} {context.get('exception')!r}"))
     cgroups = Cgroups()
-    if listen is None:
+    if listen_fd is None:
         system.attempt("cgroups", cgroups.prepare)
     users = Users()
     processes = Processes(cgroups, users.get("root"))
     loop.add_signal_handler(signal.SIGCHLD, processes.reap)
-    agent = Agent(_methods(processes, users, machine=listen is None))
+    agent = Agent(_methods(processes, users, machine=listen_fd is None))
     gc.collect()
     gc.freeze()  # A fork copies what is touched: the collector must not touch everything.
-    if listen is None:
+    if listen_fd is None:
         await port.open_port(agent.wire)
         log("ready")
     else:
-        with port.listen(agent.wire, listen):
+        with port.listen(agent.wire, listen_fd):
             await asyncio.Event().wait()
     await asyncio.Event().wait()
 
@@ -84,18 +84,18 @@ async def _serve(listen: str | None) -> None:
 def main() -> None:
     """Never returns on a machine: without a PID 1 the kernel panics."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--listen", help="Unix socket to serve instead of a machine's port")
-    listen = parser.parse_args().listen
+    parser.add_argument("--listen-fd", type=int, help="listening Unix socket to serve instead of a machine's port")
+    listen_fd = parser.parse_args().listen_fd
     warnings.simplefilter("ignore", DeprecationWarning)  # os.fork beside threads: the child only makes system calls.
     os.chdir("/")
-    if listen is None:
+    if listen_fd is None:
         system.bring_up()
     while True:
         try:
-            asyncio.run(_serve(listen))
+            asyncio.run(_serve(listen_fd))
         except Exception:  # noqa: BLE001 - the boundary of PID 1
             log(traceback.format_exc())
-        if listen is not None:
+        if listen_fd is not None:
             return
         time.sleep(1)
 

@@ -128,7 +128,7 @@ def log(text: str) -> None:
     try:
         fd = os.open("/dev/console", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
-        return
+        fd = os.dup(2)  # No machine, no console.
     try:
         os.write(fd, f"runtime-agent: {text}\n".encode("utf-8", "replace"))
     except OSError:

@@ -183,11 +183,11 @@ async def open_port(wire: Wire) -> None:
     wire.attach(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC), closes=False)
 
 
-def listen(wire: Wire, path: str) -> socket.socket:
+def listen(wire: Wire, listen_fd: int) -> socket.socket:
     """Carry the channel over the newest connection to a Unix socket: what the fake driver uses instead of a port."""
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    server.bind(path)
-    server.listen(8)
+    server = socket.socket(fileno=listen_fd)
+    server.setblocking(False)
+    server.set_inheritable(False)
 
     def accept() -> None:
         try:
