@@ -53,6 +53,11 @@ class QemuInstall:
     """Needed outside a jail: where QEMU's own modules are."""
     version: tuple[int, int, int]
 
+    @property
+    def jail_argv(self) -> tuple[str, ...]:
+        """Starts qemu-system-x86_64 where `root`, or the host's own tree, is the jail's `/`."""
+        return (self.binary,)
+
 
 def find_host_qemu(runner: Runner) -> QemuInstall | None:
     """The host's own QEMU, if it has both programs and is new enough."""

@@ -1,6 +1,6 @@
 """Boots a machine cold and watches it: a boot without progress is ended and tried again, a few times.
 
-Boots under emulation can hang for good (clock calibration, seen in 6 of 30 before `tsc_early_khz`), so no boot is trusted.
+Boots under emulation can hang for good (clock calibration, 6 of 30 before `tsc_early_khz`), so none is trusted.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import logging
 
-from runtimed.core.errors import HostUnavailable, StartFailed
-from runtimed.node.channel import Channel, ChannelClosed
+from runtimed.core.errors import HostUnavailable, RuntimedError, StartFailed
+from runtimed.node.channel import Channel
 from runtimed.node.vmm.base import AGENT_SOCKET, MachinePlan, VmmDriver
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ async def boot_watched(driver: VmmDriver, plan: MachinePlan, *, attempts: int = 
     raise StartFailed(
         f"image {plan.image.name} did not boot: its agent never answered in {attempts} attempts"
         + (f"; the console ends with: {said}" if said else ""),
-        hint="Boot another image to see whether it is the image or the host; `runtime doctor` says what the host can do.",
+        hint="Try another image, to see whether it is the image or the host; `runtime doctor` tells of the host.",
     )
 
 
@@ -64,7 +64,7 @@ async def _first_answer(driver: VmmDriver, plan: MachinePlan) -> tuple[Channel |
         for task in (opening, exited, watching):
             if not task.done():
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, TimeoutError, OSError, ChannelClosed):
+                with contextlib.suppress(asyncio.CancelledError, TimeoutError, OSError, RuntimedError):
                     await task
 
 

@@ -11,19 +11,18 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from runtimed.core.boot import ImageFiles
 from runtimed.core.clock import Clock
-from runtimed.core.errors import HostUnavailable, MachineGone, NoCapacity, RuntimedError, StartFailed
+from runtimed.core.errors import GuestUnresponsive, HostUnavailable, MachineGone, NoCapacity, RuntimedError, StartFailed
 from runtimed.core.ids import SandboxId
 from runtimed.core.ports import Guest, MachineEnded
 from runtimed.core.specs import Capacity, MachineSpec, Shape, Started
 from runtimed.core.tasks import spawn
-from runtimed.node.channel import Channel, ChannelClosed
+from runtimed.node.channel import Channel
 from runtimed.node.guest import GuestClient, Identified, Identity
 from runtimed.node.spares import Ready, Spares, SpareSupply
 from runtimed.node.templates import Templates
@@ -192,7 +191,7 @@ class LocalNode:
             steps.done("restored")
             try:
                 identified = await _identify(ready, spec, self._parts.clock)
-            except (RuntimedError, ChannelClosed, OSError, TimeoutError) as failure:
+            except (RuntimedError, OSError, TimeoutError) as failure:
                 _log.warning("a machine from a %s did not take its identity: %s", how, failure)
                 await self._drop_ready(ready)
                 continue
@@ -224,7 +223,7 @@ class LocalNode:
                 template = await self._parts.templates.ensure(image, spec.shape)
             try:
                 return await self._clone(image, spec.shape, template)
-            except (HostUnavailable, ChannelClosed, TimeoutError, OSError) as failure:
+            except (HostUnavailable, GuestUnresponsive, TimeoutError, OSError) as failure:
                 reason = failure
                 _log.warning("a clone of template %s did not answer: %s", template.key, failure)
         raise StartFailed("no machine answered after its start") from reason
@@ -263,7 +262,8 @@ class LocalNode:
         try:
             why = None
             while why is None:
-                await asyncio.wait({exited, held.channel.closed}, return_when=asyncio.FIRST_COMPLETED)
+                closed = asyncio.shield(held.channel.closed)
+                await asyncio.wait([exited, closed], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
                 why = exited.result() if exited.done() else await self._reopen(held)
             if held.stopping:
                 return
@@ -280,12 +280,12 @@ class LocalNode:
         """A new channel to the same machine; the reason when that cannot or must not be."""
         if held.stopping:
             return "it is being stopped"
-        closed = held.channel.closed.result()
-        if closed.hostile:
-            return f"the guest broke the protocol of the channel: {closed.reason}"
+        closing = held.channel.closed.result()
+        if closing.hostile:
+            return closing.reason
         try:
             held.channel = await Channel.open(held.plan.directory / AGENT_SOCKET, within_s=RECONNECT_S)
-        except (ChannelClosed, OSError, TimeoutError) as failure:
+        except (RuntimedError, OSError, TimeoutError) as failure:
             return f"the guest's agent does not answer any more: {failure}"
         held.guest = GuestClient(held.channel)
         return None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from runtimed.core.errors import RuntimedError
 from runtimed.core.tasks import spawn
@@ -39,7 +40,7 @@ class SpareSupply:
     """How spares are made and thrown away; the node knows."""
 
     make: Callable[[], Awaitable[Ready]]
-    drop: Callable[[Ready], Awaitable[None]]
+    drop: Callable[[Ready], Coroutine[Any, Any, None]]
     idle: Callable[[], bool]
     """Whether no start is under way and the host has memory to give."""
 

@@ -114,7 +114,7 @@ def qemu_argv(emulator: Emulator, shape: Shape, places: Places, *, restore: bool
     argv = [
         *emulator.command,
         "-machine",
-        "microvm,pit=off,pic=off,rtc=off,suppress-vmdesc=on,memory-backend=mem",
+        "microvm,pit=off,pic=off,suppress-vmdesc=on,memory-backend=mem",
         *_accel(emulator),
         "-smp",
         str(shape.vcpu),
