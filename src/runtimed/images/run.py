@@ -14,6 +14,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -23,6 +24,12 @@ _log = logging.getLogger(__name__)
 
 OUTPUT_KEPT_CHARS = 1 << 20
 """Of a program's output this much is kept for the caller; the oldest lines go first."""
+
+ENDS_WITHIN_S = 10
+"""A killed process ends at once unless it waits for a disk; then its whole group is killed and we go on."""
+
+_CONTAINER = "setpriv"
+"""First word of every `contained` command."""
 
 Progress = Callable[[str, float | None], None]
 """Told what is going on: one line, and the share that is done (0 to 1) where it is known."""
@@ -62,7 +69,7 @@ class HostRunner:
         self._stopped.set()
         process = self._current
         if process is not None:
-            _kill_group(process)
+            _end(process)
 
     def run(
         self,
@@ -80,20 +87,19 @@ class HostRunner:
 
         def end_late() -> None:
             late.set()
-            _kill_group(process)
+            _end(process)
 
         timer = threading.Timer(within_s, end_late)
         timer.daemon = True
         timer.start()
         try:
             if self._stopped.is_set():  # stop() may have come between the check and the start
-                _kill_group(process)
+                _end(process)
             output = _read(process, on_line)
             code = process.wait()
         finally:
             timer.cancel()
-            _kill_group(process)
-            process.wait()
+            _end(process)
             self._current = None
         self._check_not_stopped()
         if late.is_set() or code != 0:
@@ -114,7 +120,7 @@ def contained(argv: Sequence[str]) -> list[str]:
     """
     user = [] if os.geteuid() == 0 else ["--user", "--map-auto", "--map-root-user"]
     return [
-        *("setpriv", "--pdeathsig", "KILL"),
+        *(_CONTAINER, "--pdeathsig", "KILL"),
         *("unshare", *user, "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
         *argv,
     ]
@@ -164,8 +170,26 @@ def _read(process: subprocess.Popen[str], on_line: Callable[[str], None] | None)
     return "".join(kept)
 
 
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    """The program and all that it started and that stayed in its session. Harmless when they are gone."""
-    if process.returncode is None:
+def _end(process: subprocess.Popen[str]) -> None:
+    """The program and all that it started; returns when they are gone. Harmless when they are already."""
+    if process.poll() is not None:
+        return
+    if process.args[0] == _CONTAINER:  # type: ignore[index]
+        # Only the first process of the namespace: the kernel ends the others with it, and `unshare` returns when the
+        # last one is gone. Were `unshare` killed, a dying program could still write into a folder that we remove.
+        for child in _children(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(ENDS_WITHIN_S)
+    if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
