@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from withruntime._version import VERSION
-from withruntime.cli import processes, sandboxes, server, transfer
+from withruntime.cli import compare, processes, sandboxes, server, transfer
 from withruntime.cli.terminal import fail
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.add_typer(sandboxes.app, name="sandbox")
 app.add_typer(server.app, name="server")
 for commands in (processes, transfer):
     commands.register(sandboxes.app)
+compare.register(app)
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -83,7 +83,7 @@ def test_splitting_an_interval_never_changes_the_sum(parts: list[Used], floor: i
 @given(uses, uses)
 def test_pricing_two_halves_apart_differs_by_less_than_a_microdollar_a_line(one: Used, other: Used) -> None:
     """Each of the three lines is rounded once more; each loses less than one."""
-    wide = terms(vcpu=10**6)  # no cap on CPU, which looks at both halves together
+    wide = terms(vcpu=10**9)  # no cap on CPU, which looks at both halves together
     apart = rate(one, wide).total + rate(other, wide).total
     joined = {line.kind: line.micros for line in rate(one + other, wide).lines}
     each = {line.kind: line.micros for line in rate(one, wide).lines}
