@@ -23,7 +23,7 @@ from runtimed.node.vmm import journal
 from runtimed.node.vmm.argv import kernel_line
 from runtimed.node.vmm.base import MachinePlan
 from runtimed.node.vmm.qemu import JailPolicy, QemuDriver
-from runtimed.node.warm import warm
+from runtimed.node.warm import rehearse, warm
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ async def make_node(
         limits=plan.limits,
         default_image=plan.default_image,
         default_shape=plan.default_shape,
+        rehearse=rehearse,
     )
     return LocalNode(parts)
 

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -72,6 +73,8 @@ class NodeParts:
     limits: NodeLimits
     default_image: str
     default_shape: Shape
+    rehearse: Callable[[Channel], Awaitable[None]]
+    """What a spare does before it waits."""
 
 
 @dataclass(kw_only=True)
@@ -244,7 +247,13 @@ class LocalNode:
         if self._default_image is None:
             raise HostUnavailable("the default image is not there yet")
         template = await self._parts.templates.ensure(self._default_image, self._parts.default_shape)
-        return await self._clone(self._default_image, self._parts.default_shape, template)
+        ready = await self._clone(self._default_image, self._parts.default_shape, template)
+        try:
+            await self._parts.rehearse(ready.channel)
+        except BaseException:
+            await asyncio.shield(self._drop_ready(ready))
+            raise
+        return ready
 
     async def _drop_ready(self, ready: Ready) -> None:
         await ready.channel.close()

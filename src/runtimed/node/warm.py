@@ -1,15 +1,22 @@
-"""Says what a template does before it is saved: what every clone would otherwise do again, slowly, after its start."""
+"""Says what a machine does before it is handed out, so that its user does not wait for it.
+
+A template runs what agents run first, which leaves the pages in memory that every clone shares. A spare rehearses its
+own first steps: under emulation a clone starts without translated code, and the first run of anything is slow.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import uuid
+from collections.abc import Sequence
 
+from runtimed.core.clock import SystemClock
 from runtimed.core.commands import Command
-from runtimed.core.errors import RuntimedError
+from runtimed.core.errors import CallerError
 from runtimed.core.ids import ProcessId
 from runtimed.node.channel import Channel
-from runtimed.node.guest import GuestClient
+from runtimed.node.guest import GuestClient, Identity
 
 _log = logging.getLogger(__name__)
 
@@ -26,14 +33,30 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 An image without one of them is fine."""
 
 
+REHEARSED: tuple[tuple[str, ...], ...] = (("true",), ("bash", "-c", "true"), ("python3", "-c", "pass"))
+
+
 async def warm(channel: Channel) -> None:
     """Grow the disk to its size, run each command once as the sandbox user, then leave no trace of it."""
     guest = GuestClient(channel)
     await guest.grow()
-    for argv in COMMANDS:
+    await _run_each(guest, COMMANDS)
+    await guest.settle()
+
+
+async def rehearse(channel: Channel) -> None:
+    """Go through an identity and a few commands, then leave no trace of it."""
+    guest = GuestClient(channel)
+    nobody = Identity(hostname="spare", machine_id=uuid.uuid4().hex, entropy=os.urandom(64))
+    await guest.identify(nobody, SystemClock())
+    await _run_each(guest, REHEARSED)
+    await guest.settle()
+
+
+async def _run_each(guest: GuestClient, commands: Sequence[tuple[str, ...]]) -> None:
+    for argv in commands:
         try:
             command = Command(argv=argv, timeout_ms=60_000)
             await guest.processes.capture(ProcessId(str(uuid.uuid4())), command, keep_bytes=4096)
-        except RuntimedError as failure:
+        except CallerError as failure:  # an image without bash or Python is fine
             _log.info("warming with %s: %s", argv[0], failure)
-    await guest.settle()

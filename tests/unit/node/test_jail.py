@@ -14,7 +14,7 @@ def jail(tmp_path: Path, *, uid: int | None) -> Jail:
         root=root,
         read_only=[(Path("/x/kernel"), "/i/vmlinux")],
         writable=[(Path("/x/machine"), "/m")],
-        devices=[],
+        devices=(),
         uid=uid,
     )
 

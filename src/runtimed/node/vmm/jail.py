@@ -25,7 +25,7 @@ class Jail:
     """A private tree that becomes `/`; None shows the host's programs and libraries instead."""
     read_only: Sequence[tuple[Path, str]]
     writable: Sequence[tuple[Path, str]]
-    devices: Sequence[str]
+    devices: Sequence[tuple[Path, str]]
     uid: int | None
     """User id to drop to, where the service is root; None stays the user that we are."""
 
@@ -62,8 +62,8 @@ def jail_argv(jail: Jail, *, info_fd: int, command: Sequence[str]) -> list[str]:
     argv += ["--as-pid-1", "--new-session", "--clearenv", "--hostname", "machine", "--info-fd", str(info_fd)]
     argv += _tree(jail.root)
     argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    for device in jail.devices:
-        argv += ["--dev-bind", device, device]
+    for outside, inside in jail.devices:
+        argv += ["--dev-bind", str(outside), inside]
     for folder in sorted({inside.rsplit("/", 1)[0] for _, inside in jail.read_only}):
         argv += ["--perms", "0755", "--dir", folder]  # a folder that bwrap makes by itself is closed to other users
     for outside, inside in jail.read_only:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -280,10 +281,21 @@ class QemuDriver:
             root=self._policy.qemu.root,
             read_only=shown,
             writable=[(plan.directory, places.machine)],
-            devices=["/dev/kvm"] if self._emulator.accel == "kvm" else [],
+            devices=self._devices(plan, uid),
             uid=uid,
         )
         return jail_argv(jail, info_fd=info_fd, command=command)
+
+    def _devices(self, plan: MachinePlan, uid: int | None) -> Sequence[tuple[Path, str]]:
+        if self._emulator.accel != "kvm":
+            return []
+        if uid is None:
+            return [(_KVM, str(_KVM))]
+        # The machine's own user may not open the host's node, whose owner and group are root's: it gets one of its own.
+        node = plan.directory / "kvm"
+        os.mknod(node, 0o600 | stat.S_IFCHR, _KVM.stat().st_rdev)
+        os.chown(node, uid, uid)
+        return [(node, str(_KVM))]
 
     async def _make_disk(self, plan: MachinePlan) -> None:
         await self._make_overlay(plan.directory / DISK, plan.shape)
@@ -299,6 +311,8 @@ class QemuDriver:
 
 _EMPTY = "empty.qcow2"
 """In a template: an overlay without content, copied for each clone (a fork of qemu-img costs more than the restore)."""
+
+_KVM = Path("/dev/kvm")
 
 _JAIL_HINT = (
     "`runtime doctor` says what this host refuses. Where AppArmor restricts user namespaces (Ubuntu 24.04), allow them "
