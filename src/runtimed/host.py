@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeVar
 
-from runtimed.core.boot import ImageFiles, QemuInstall
+from runtimed.core.boot import ImageFiles
 from runtimed.core.clock import Clock
 from runtimed.core.errors import ImageNotFound
 from runtimed.core.limits import DISK_DEFAULT_MIB, MEMORY_DEFAULT_MIB, VCPU_DEFAULT
 from runtimed.core.ports import Node
 from runtimed.core.specs import Shape
 from runtimed.images import store
+from runtimed.images.qemu import ensure_qemu
 from runtimed.images.run import HostRunner
-from runtimed.node.build import NodePlan, make_node
-from runtimed.node.node import NodeLimits
+from runtimed.node.build import NodePlan, machines_dir, make_node
+from runtimed.node.node import LocalNode, NodeLimits, NodeParts
+from runtimed.node.templates import TemplateMaker, Templates
+from runtimed.node.vmm.fake import FakeDriver
+from runtimed.node.warm import rehearse, warm
 from runtimed.settings import Settings
-from runtimed.sim.node import SimNode
 
 DEFAULT_SHAPE = Shape(vcpu=VCPU_DEFAULT, memory_mib=MEMORY_DEFAULT_MIB, disk_mib=DISK_DEFAULT_MIB)
 
@@ -45,10 +49,10 @@ async def make_host(settings: Settings, clock: Clock, say: Say) -> Host:
         HostUnavailable: no QEMU, no jail, no disk space, or the image cannot be built; the message says which.
     """
     if settings.vmm == "fake":
-        return SimNode()
+        return fake_host(settings, clock, say)
     runner = HostRunner()
     images = Images(store.ImageStore(settings.cache_dir, runner=runner), say)
-    qemu = await in_thread(runner, lambda: store.ensure_qemu(settings.cache_dir, images.told, runner=runner))
+    qemu = await in_thread(runner, lambda: ensure_qemu(settings.cache_dir, images.told, runner=runner))
     await in_thread(runner, images.images.remove_leftovers)
     await in_thread(runner, lambda: images.make(settings.image))
     plan = NodePlan(
@@ -58,22 +62,62 @@ async def make_host(settings: Settings, clock: Clock, say: Say) -> Host:
         default_shape=DEFAULT_SHAPE,
         accel=settings.accel,
         jailed=settings.jail,
-        limits=NodeLimits(
-            machines_max=settings.max_sandboxes,
-            vcpu_overcommit=settings.vcpu_overcommit,
-            memory_overcommit=settings.memory_overcommit,
-            memory_keep_free_mib=settings.memory_keep_free_mib,
-            spares=settings.spares,
-        ),
+        limits=_limits(settings),
     )
-    install = QemuInstall(
-        version=qemu.version,
-        root=qemu.root,
-        argv=tuple(qemu.argv),
-        img_argv=tuple(qemu.img_argv),
-        jail_argv=tuple(qemu.jail_argv),
+    return await make_node(plan, qemu=qemu, images=images, clock=clock, progress=say)
+
+
+def fake_host(settings: Settings, clock: Clock, say: Say) -> Host:
+    """Machines without a virtual machine: the agent as a process of this host, with no isolation to rely on."""
+    say("machines are fake: there is no isolation between this host and what runs in them")
+    machines = machines_dir(settings.state_dir)
+    maker = TemplateMaker(make_driver=FakeDriver, warm=warm, host_key="fake")
+    parts = NodeParts(
+        driver=FakeDriver(machines),
+        machines=machines,
+        templates=Templates(settings.state_dir / "fake-templates", maker, progress=say),
+        images=_FakeImages(settings.image),
+        clock=clock,
+        limits=_limits(settings),
+        default_image=settings.image,
+        default_shape=DEFAULT_SHAPE,
+        rehearse=rehearse,
     )
-    return await make_node(plan, qemu=install, images=images, clock=clock, progress=say)
+    return LocalNode(parts)
+
+
+def _limits(settings: Settings) -> NodeLimits:
+    return NodeLimits(
+        machines_max=settings.max_sandboxes,
+        vcpu_overcommit=settings.vcpu_overcommit,
+        memory_overcommit=settings.memory_overcommit,
+        memory_keep_free_mib=settings.memory_keep_free_mib,
+        spares=settings.spares,
+    )
+
+
+@dataclass(frozen=True)
+class _FakeImages:
+    """The one image of a fake host, which boots nothing."""
+
+    name: str
+
+    async def files(self, name: str) -> ImageFiles:
+        if name != self.name:
+            raise ImageNotFound(f"there is no image {name!r}", hint="a fake host has one image")
+        nothing = Path("/dev/null")
+        return ImageFiles(
+            image_id="fake",
+            name=name,
+            release="fake",
+            rootfs=nothing,
+            rootfs_bytes=0,
+            kernel_id="fake",
+            kernel=nothing,
+            initrd=nothing,
+            agent_id="fake",
+            agent_disk=nothing,
+        )
 
 
 async def in_thread(runner: HostRunner, work: Callable[[], T]) -> T:
@@ -98,8 +142,7 @@ class Images:
 
     def make(self, name: str) -> ImageFiles:
         """Build what is missing of an image. Blocks."""
-        made = self.images.ensure(name, self.told)
-        self._known[name] = files = _as_boot_files(made)
+        self._known[name] = files = self.images.ensure(name, self.told)
         return files
 
     async def files(self, name: str) -> ImageFiles:
@@ -110,19 +153,3 @@ class Images:
         if await asyncio.to_thread(self.images.find, name) is None:
             raise ImageNotFound(f"there is no image {name!r}", hint="runtime image ls lists those that are built")
         return await asyncio.to_thread(self.make, name)
-
-
-def _as_boot_files(made: store.ImageFiles) -> ImageFiles:
-    return ImageFiles(
-        # Templates and disks fit one build only, even where two builds come from one recipe.
-        image_id=f"{made.image.image_id}-{made.image.build_id[:8]}",
-        name=made.image.name,
-        release=made.image.release,
-        rootfs=made.image.rootfs,
-        rootfs_bytes=made.image.rootfs_bytes,
-        kernel_id=made.kernel_id,
-        kernel=made.kernel,
-        initrd=made.initrd,
-        agent_id=made.agent_id,
-        agent_disk=made.agent_disk,
-    )

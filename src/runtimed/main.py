@@ -11,9 +11,10 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 
 from runtimed import VERSION
 from runtimed.api.admission import CallLimits
@@ -41,6 +42,8 @@ from runtimed.store.sandboxes import SandboxStore
 LISTENING_WITHIN_S = 10.0
 REQUESTS_END_WITHIN_S = 5
 """Once every machine has ended, whatever still waits for one has its answer; the rest is cut."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +129,8 @@ async def _serve(settings: Settings, folder: StateFolder) -> None:
         host = await _unless(told_to_stop, _prepared(settings, clock, folder))
         if host is None:
             return
+        if isinstance(host, RuntimedError):
+            raise host
         stack.push_async_callback(host.close)
         service = await build_service(settings, node=host, database=database, clock=clock)
         stack.push_async_callback(service.services.idempotency.close)
@@ -133,17 +138,21 @@ async def _serve(settings: Settings, folder: StateFolder) -> None:
         await _answer(service, listener, folder, told_to_stop)
 
 
-async def _prepared(settings: Settings, clock: Clock, folder: StateFolder) -> Host:
-    host = await make_host(settings, clock, folder.say)
+async def _prepared(settings: Settings, clock: Clock, folder: StateFolder) -> Host | RuntimedError:
+    """A host that can start machines, or why there is none."""
     try:
-        await host.prepare()
-    except BaseException:
-        await host.close()
-        raise
+        host = await make_host(settings, clock, folder.say)
+        try:
+            await host.prepare()
+        except BaseException:
+            await host.close()
+            raise
+    except RuntimedError as error:
+        return error
     return host
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[object, object, Host]) -> Host | None:
+async def _unless(stop: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:
     """What the work answers; None, and the work cancelled, when `stop` comes first."""
     working = spawn(work, name="prepare the host")
     stopping = spawn(stop.wait(), name="wait for a signal")
@@ -179,6 +188,7 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
     async def started() -> bool | None:
         return server.started or None
 
+    await _warm(service.app)
     await wait_for("listening", started, within_s=LISTENING_WITHIN_S, every_s=0.01)
     url = _url(listener)
     folder.announce(url, VERSION)
@@ -193,6 +203,19 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
     await service.lives.shut_down()
     server.should_exit = True
     await serving
+
+
+async def _warm(app: ASGIApp) -> None:
+    """Answer one request to nobody: the first one builds what all others share, which takes a while."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(_: Message) -> None:
+        return
+
+    scope = {"type": "http", "method": "GET", "path": "/healthz", "raw_path": b"/healthz", "query_string": b""}
+    await app({**scope, "headers": [], "asgi": {"version": "3.0"}, "scheme": "http", "root_path": ""}, receive, send)
 
 
 class _Server(uvicorn.Server):

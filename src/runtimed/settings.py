@@ -78,7 +78,7 @@ class Settings:
     memory_overcommit: Annotated[
         float, About("clones share their template's pages, and most agents touch little", "times", 1, 64)
     ] = 6.0
-    vcpu_overcommit: Annotated[float, About("an agent's machine mostly waits for a model", "times", 1, 256)] = 16.0
+    vcpu_overcommit: Annotated[float, About("an agent's machine mostly waits for a model", "times", 1, 256)] = 32.0
 
     exec_per_sandbox: Annotated[int, About("commands and file calls at once in one sandbox", "calls", 1, 4096)] = 64
     exec_total: Annotated[int, About("the same in all; beyond it answers 503 guest_busy", "calls", 1, 65536)] = 512

@@ -35,7 +35,7 @@ _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _REMEMBERED = (OutcomeUnknown, StartFailed)
 """Errors after which something may have happened; any other one left the world as it was, and a retry runs."""
 FLUSH_AFTER_S = 0.2
-"""Answers of commands are written together this much later; until then they are known in memory."""
+"""Answers are written together this much later; until then they are known in memory, and in the store as claimed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,10 @@ class Idempotency:
 
         With `claim` the store knows of the request before it runs.
         """
-        earlier = await self.enter(request, claim=claim)
+        try:
+            earlier = await self.enter(request, claim=claim)
+        except RuntimedError as error:
+            return Done(error=error)
         if earlier is not None:
             return earlier
         try:
@@ -134,11 +137,9 @@ class Idempotency:
             return replace(await asyncio.shield(run.outcome), replayed=True)
         run = self._runs[slot] = _Run(request.request_hash, claim)  # before any await: a repeat that comes now joins
         try:
-            kept = await self._store.find(request.account_id, request.key, now_s=self._clock.now_s())
+            kept = await self._kept(request, request.key, claim=claim)
             if kept is None:
-                if not claim or await self._store.begin(_kept(request), now_s=self._clock.now_s()):
-                    return None
-                raise GuestBusy("a request with this key is running", hint="ask again", retry_after_ms=1000)
+                return None
             _same(kept.request_hash, request)
             if kept.status is None:
                 raise GuestBusy("a request with this key is running", hint="ask again", retry_after_ms=1000)
@@ -166,14 +167,9 @@ class Idempotency:
                 await self._store.give_up(request.account_id, request.key)
             self._resolve(slot, done)
             return
-        kept = _kept(request, answer)
-        if run.claimed:
-            await self._store.finish([kept], now_s=self._clock.now_s())
-            self._resolve(slot, done)
-            return
         if not run.outcome.done():
             run.outcome.set_result(done)
-        self._unwritten.append(kept)
+        self._unwritten.append(_kept(request, answer))
         if self._writer is None or self._writer.done():
             self._writer = spawn(self._write_later(), name="write answers")
 
@@ -183,6 +179,12 @@ class Idempotency:
             self._writer.cancel()
         await self._write()
 
+    async def _kept(self, request: KeyedRequest, key: str, *, claim: bool) -> KeptAnswer | None:
+        now_s = self._clock.now_s()
+        if claim:
+            return await self._store.claim(_kept(request), now_s=now_s)
+        return await self._store.find(request.account_id, key, now_s=now_s)
+
     def _resolve(self, slot: tuple[AccountId, str], done: Done) -> None:
         run = self._runs.pop(slot)
         if not run.outcome.done():
@@ -190,7 +192,7 @@ class Idempotency:
 
     async def _write_later(self) -> None:
         while self._unwritten:
-            await asyncio.sleep(FLUSH_AFTER_S)
+            await self._clock.sleep(FLUSH_AFTER_S)
             await self._write()
 
     async def _write(self) -> None:

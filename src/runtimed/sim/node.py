@@ -14,7 +14,7 @@ from runtimed.sim.guest import Script, SimGuest, echo_script
 class SimNode:
     """Implements core.ports.Node."""
 
-    def __init__(self, *, memory_mib: int = 65536, vcpu: int = 64, script: Script = echo_script) -> None:
+    def __init__(self, *, memory_mib: int = 1 << 20, vcpu: int = 1024, script: Script = echo_script) -> None:
         self.memory_mib, self.vcpu = memory_mib, vcpu
         self.script = script
         self.guests: dict[SandboxId, SimGuest] = {}

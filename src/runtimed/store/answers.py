@@ -37,16 +37,16 @@ class AnswerStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def begin(self, answer: KeptAnswer, *, now_s: float) -> bool:
-        """Claim the key for a request that starts now; False when it is claimed already."""
+    async def claim(self, answer: KeptAnswer, *, now_s: float) -> KeptAnswer | None:
+        """Take the key for a request that starts now. None is success; else the answer is what has the key already."""
         try:
             async with self._database.writing() as db:
                 expired = idempotency.c.expires_at_s <= now_s
                 await db.execute(delete(idempotency).where(*_is(answer.account_id, answer.key), expired))
                 await db.execute(insert(idempotency).values(**_row(answer, now_s)))
         except IntegrityError:
-            return False
-        return True
+            return await self.find(answer.account_id, answer.key, now_s=now_s)
+        return None
 
     async def finish(self, answers: Sequence[KeptAnswer], *, now_s: float) -> None:
         """Keep these answers, claimed before or not, in one transaction. Idempotent."""
