@@ -18,7 +18,7 @@ def build(settings: Settings, name_or_path: str, say: Callable[[str], None]) -> 
         say(line if share is None else f"{line} ({share:.0%})")
 
     with ending_on_sigterm():
-        return _shown(ImageStore(settings.cache_dir).ensure(name_or_path, told).image)
+        return _shown(ImageStore(settings.cache_dir).build(name_or_path, told))
 
 
 def listed(settings: Settings) -> list[dict[str, object]]:

@@ -10,15 +10,15 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from runtimed.images.apt_sources import Archive
-from runtimed.images.cache import Workplace
+from runtimed.core.boot import QemuInstall
+from runtimed.images.apt_sources import Archive, SourceEntry, host_archive, host_entries, host_release_name
+from runtimed.images.cache import Artifact, Cache, Workplace
 from runtimed.images.errors import CommandFailed, ImageBuildFailed, ToolMissing
 from runtimed.images.private_apt import Package, PrivateApt, unpack
-from runtimed.images.run import Progress, Runner
+from runtimed.images.run import HostRunner, Progress, Runner, silent
 
 FORMAT = 1
 """Part of the address: raise it when what is kept of the same packages changes."""
@@ -35,28 +35,27 @@ _MOUNT_POINTS = ("dev", "proc", "sys", "run", "tmp")
 _VERSION_WITHIN_S = 30
 
 
-@dataclass(frozen=True, kw_only=True)
-class QemuInstall:
-    """A QEMU and how to start it."""
+def ensure_qemu(
+    cache_dir: Path,
+    progress: Progress = silent,
+    *,
+    runner: Runner | None = None,
+    sources: Callable[[], list[SourceEntry]] = host_entries,
+) -> QemuInstall:
+    """The host's QEMU if it is new enough, else the cache's, fetched now if it is missing. Idempotent; blocks.
 
-    root: Path | None
-    """A whole root filesystem with only QEMU in it, to be a jail's `/`; None where it is installed on the host."""
-    binary: str
-    """The path of qemu-system-x86_64 inside `root`, or on the host."""
-    img_binary: str
-    """The same for qemu-img."""
-    argv: tuple[str, ...]
-    """Starts qemu-system-x86_64 outside a jail; its arguments follow."""
-    img_argv: tuple[str, ...]
-    """Starts qemu-img outside a jail."""
-    environment: tuple[tuple[str, str], ...]
-    """Needed outside a jail: where QEMU's own modules are."""
-    version: tuple[int, int, int]
+    Raises ImageBuildFailed with the way out.
+    """
+    runner = runner or HostRunner()
+    if install := find_host_qemu(runner):
+        return install
+    archive = host_archive(sources(), host_release_name())
 
-    @property
-    def jail_argv(self) -> tuple[str, ...]:
-        """Starts qemu-system-x86_64 where `root`, or the host's own tree, is the jail's `/`."""
-        return (self.binary,)
+    def make(place: Workplace) -> None:
+        build_qemu(archive, place, runner, progress)
+
+    artifact = Artifact(kind="qemu", key=qemu_address(archive), needs_mib=NEEDS_MIB, make=make)
+    return read_install(Cache(cache_dir).ensure(artifact, progress))
 
 
 def find_host_qemu(runner: Runner) -> QemuInstall | None:
@@ -65,15 +64,13 @@ def find_host_qemu(runner: Runner) -> QemuInstall | None:
     if system is None or img is None:
         return None
     try:
-        version = _version_of((system,), {}, runner)
+        version = _version_of((system,), runner)
         machines = runner.run([system, "-M", "help"], within_s=_VERSION_WITHIN_S)
     except (CommandFailed, ToolMissing):
         return None
     if version < OLDEST or not re.search(r"^microvm\s", machines, re.MULTILINE):
         return None
-    return QemuInstall(
-        root=None, binary=system, img_binary=img, argv=(system,), img_argv=(img,), environment=(), version=version
-    )
+    return QemuInstall(root=None, argv=(system,), img_argv=(img,), jail_argv=(system,), version=version)
 
 
 def qemu_address(archive: Archive) -> str:
@@ -91,7 +88,7 @@ def build_qemu(archive: Archive, place: Workplace, runner: Runner, progress: Pro
     root = unpack(apt.download_closure(_PACKAGES, suite=suite), place.result / "root", runner)
     _keep_only_what_runs(root)
     install = installed_at(root, (0, 0, 0))
-    version = _version_of(install.argv, dict(install.environment), runner)
+    version = _version_of(install.argv, runner)
     if version < OLDEST:
         raise ImageBuildFailed(_too_old(version))
     (place.result / "qemu.json").write_text(json.dumps({"version": version}) + "\n")
@@ -109,11 +106,9 @@ def installed_at(root: Path, version: tuple[int, int, int]) -> QemuInstall:
     data = tuple(word for folder in _DATA if (root / folder).is_dir() for word in ("-L", str(root / folder)))
     return QemuInstall(
         root=root,
-        binary=f"/{_BINARY}",
-        img_binary=f"/{_IMG}",
         argv=(*start, str(root / _BINARY), *data),
         img_argv=(*start, str(root / _IMG)),
-        environment=(("QEMU_MODULE_DIR", str(root / _LIBRARIES / "qemu")),),
+        jail_argv=(f"/{_BINARY}",),
         version=version,
     )
 
@@ -153,8 +148,8 @@ def parse_version(text: str) -> tuple[int, int, int]:
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
 
 
-def _version_of(argv: Iterable[str], environment: dict[str, str], runner: Runner) -> tuple[int, int, int]:
-    return parse_version(runner.run([*argv, "--version"], within_s=_VERSION_WITHIN_S, env=environment))
+def _version_of(argv: Iterable[str], runner: Runner) -> tuple[int, int, int]:
+    return parse_version(runner.run([*argv, "--version"], within_s=_VERSION_WITHIN_S))
 
 
 def _keep_only_what_runs(root: Path) -> None:

@@ -57,11 +57,10 @@ def build_rootfs(order: RootfsOrder, place: Workplace, runner: Runner, progress:
     progress("reading the package lists", 0.0)
     apt, archive = open_apt(place.work, order.archive, order.release, runner)
     entries = archive.entries(order.release)
-    script = _write_customisation(order, place.work, entries)
-    root = place.work / "root"
     progress(f"installing {len(order.recipe.packages)} packages of {order.release}", 0.05)
-    _install(_mmdebstrap(order, place.work, root, script, apt.settings_file(), entries), place.work, runner, progress)
+    _install(_mmdebstrap(order, place.work, apt.settings_file(), entries), place.work, runner, progress)
     progress("cleaning up", 0.85)
+    root = _root(place.work)
     _in_image(root, "image-finish.sh", runner)
     progress("writing the filesystem", 0.9)
     size_bytes = _filesystem_bytes(root, runner)
@@ -86,9 +85,12 @@ def build_rootfs(order: RootfsOrder, place: Workplace, runner: Runner, progress:
     progress("done", 1.0)
 
 
-def _mmdebstrap(
-    order: RootfsOrder, work: Path, root: Path, script: Path, settings: Path, entries: list[SourceEntry]
-) -> list[str]:
+def _root(work: Path) -> Path:
+    return work / "root"
+
+
+def _mmdebstrap(order: RootfsOrder, work: Path, settings: Path, entries: list[SourceEntry]) -> list[str]:
+    script = _write_customisation(order, work, entries)
     sources = work / "image.list"
     sources.write_text("".join(entry.line() + "\n" for entry in entries))
     excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _UNWANTED]
@@ -108,7 +110,7 @@ def _mmdebstrap(
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
         f'--customize-hook=/bin/sh {shlex.quote(str(script))} "$1"',
         order.release,
-        str(root),
+        str(_root(work)),
         str(sources),
     ]
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtimed.core.boot import ImageFiles
 from runtimed.core.errors import ImageNotFound
-from runtimed.images import agent_disk, guest_tools, kernel, qemu
+from runtimed.images import agent_disk, guest_tools, kernel
 from runtimed.images.apt_sources import (
     Archive,
     SourceEntry,
     choose_archive,
-    host_archive,
     host_entries,
     host_release_name,
 )
@@ -23,7 +23,7 @@ from runtimed.images.recipe import Recipe, load_recipe
 from runtimed.images.rootfs import RootfsOrder, build_rootfs
 from runtimed.images.run import HostRunner, Progress, Runner, silent
 
-_IMAGES, _KERNELS, _TOOLS, _AGENTS, _QEMU = "images", "kernels", "tools", "agents", "qemu"
+_IMAGES, _KERNELS, _TOOLS, _AGENTS = "images", "kernels", "tools", "agents"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +40,6 @@ class ImageInfo:
     rootfs: Path
     rootfs_bytes: int
     """The size of the filesystem as built; a machine's disk must not be smaller."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageFiles:
-    """All that a machine of an image boots from. Every file is read-only for machines and never changes."""
-
-    image: ImageInfo
-    kernel_id: str
-    kernel: Path
-    initrd: Path
-    agent_id: str
-    agent_disk: Path
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes when any of the files is another one: what a template was made from."""
-        return f"{self.image.build_id}.{self.kernel_id}.{self.agent_id}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +75,10 @@ class ImageStore:
         self._guest_source = guest_source
 
     def ensure(self, name_or_path: str, progress: Progress = silent) -> ImageFiles:
-        """The files of an image, each made now if it is missing. Idempotent.
+        """All that a machine of an image boots from, each file made now if it is missing. Idempotent.
+
+        The files never change; the answer's `image_id` names this very build of the image, because templates and
+        disks made from one build do not fit another.
 
         Raises:
             ImageNotFound, InvalidRequest: no such recipe, or a wrong one.
@@ -103,13 +89,22 @@ class ImageStore:
         agent_id, agent_folder = self._agent(settled, kernel_id, kernel_folder, progress)
         info = self._image(settled, progress)
         return ImageFiles(
-            image=info,
+            image_id=f"{info.image_id}-{info.build_id[:8]}",
+            name=info.name,
+            release=info.release,
+            rootfs=info.rootfs,
+            rootfs_bytes=info.rootfs_bytes,
             kernel_id=kernel_id,
             kernel=kernel_folder / "vmlinux",
             initrd=kernel_folder / "initrd.cpio",
             agent_id=agent_id,
             agent_disk=agent_folder / "agent.img",
         )
+
+    def build(self, name_or_path: str, progress: Progress = silent) -> ImageInfo:
+        """The same for an operator, who wants to know about the image. Raises what `ensure` raises."""
+        self.ensure(name_or_path, progress)
+        return self._image(self._settle(load_recipe(name_or_path)), progress)
 
     def find(self, name_or_id: str) -> ImageInfo | None:
         """A built image by its id, or by its name: the one of today's recipe, else any of that name."""
@@ -196,29 +191,6 @@ class ImageStore:
         if info is None:
             raise ImageNotFound(f"The image {settled.recipe.name} was removed while it was asked for; ask again.")
         return info
-
-
-def ensure_qemu(
-    cache_dir: Path,
-    progress: Progress = silent,
-    *,
-    runner: Runner | None = None,
-    sources: Callable[[], list[SourceEntry]] = host_entries,
-) -> qemu.QemuInstall:
-    """The host's QEMU if it is new enough, else the cache's, fetched now if it is missing. Idempotent; blocks.
-
-    Raises ImageBuildFailed with the way out.
-    """
-    runner = runner or HostRunner()
-    if install := qemu.find_host_qemu(runner):
-        return install
-    archive = host_archive(sources(), host_release_name())
-
-    def make(place: Workplace) -> None:
-        qemu.build_qemu(archive, place, runner, progress)
-
-    artifact = Artifact(kind=_QEMU, key=qemu.qemu_address(archive), needs_mib=qemu.NEEDS_MIB, make=make)
-    return qemu.read_install(Cache(cache_dir).ensure(artifact, progress))
 
 
 def _read_info(folder: Path) -> ImageInfo | None:
