@@ -13,15 +13,16 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from llama_index.core.agent.workflow import FunctionAgent, ToolCallResult
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai import OpenAI
 from scripted_openai import Conversation, Reply, Say, Script, ScriptedOpenAI, UseTool
-from withruntime.tools import sandbox_tools
 
+import withruntime
 from withruntime import Sandbox
+from withruntime.tools import sandbox_tools
 
 QUESTION = (
     "How many words does this sandbox's own /etc/os-release have? "
@@ -87,6 +88,15 @@ async def ask(agent: FunctionAgent, question: str) -> str:
     return answer
 
 
+def exit_code_of(main: Callable[[], int]) -> int:
+    """Run a program; a service that cannot be used is told in its own words, which name the way out."""
+    try:
+        return main()
+    except withruntime.RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
 def introduce(sbx: Sandbox) -> None:
     """Say which kernel the agent's code will meet: not the host's."""
     guest = sbx.exec(["uname", "-r"]).stdout.strip()
@@ -118,4 +128,4 @@ def _shortened(text: str, *, most_chars: int = 160) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))

@@ -23,11 +23,11 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.embeddings import BaseEmbedding
 from llama_index.core.tools import FunctionTool, QueryEngineTool
 from llama_index.llms.openai import OpenAI
-from llamaindex_agent import add_model_option, ask, introduce, language_model
+from llamaindex_agent import add_model_option, ask, exit_code_of, introduce, language_model
 from scripted_openai import Conversation, Reply, Say, UseTool
-from withruntime.tools import sandbox_tools
 
 from withruntime import NotFoundError, Sandbox
+from withruntime.tools import sandbox_tools
 
 HERE = Path(__file__).parent
 CHART = "/workspace/net_revenue.png"
@@ -158,7 +158,7 @@ def analyst_script(conversation: Conversation) -> Reply:
         program = REPORT_PY.substitute(months=months, tax_factor=1 + tax_percent / 100, chart=CHART)
         return UseTool(name="runtime_write_file", arguments={"path": "report.py", "content": program})
     if ran is None:
-        return UseTool(name="runtime_exec", arguments={"command": "python3 report.py", "timeout_seconds": 120})
+        return UseTool(name="runtime_exec", arguments={"command": "python3 report.py", "timeout_seconds": 240})
     result = ran.value()
     if not isinstance(result, dict) or result["exit_code"] != 0:
         return Say(text=f"The report failed: {ran.content}")
@@ -184,4 +184,4 @@ def _tax_percent(rules: str) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))
