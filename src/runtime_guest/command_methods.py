@@ -137,7 +137,7 @@ class CommandMethods:
                 if piece is not None:
                     if piece.offset > reader.cursor:
                         await stream.send_message({"lost": piece.offset - reader.cursor, "resume_at": piece.offset})
-                    await stream.send(OUTPUT_HEAD.pack(piece.stream, piece.offset) + piece.data)
+                    await stream.send_whole(OUTPUT_HEAD.pack(piece.stream, piece.offset) + piece.data)
                     process.advanced(reader, piece.offset + len(piece.data))
                 elif process.over.is_set():
                     await stream.send_message({"exit": process.exit, "state": process.state}, last=True)

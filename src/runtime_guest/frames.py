@@ -122,7 +122,13 @@ class DataReceived(Event):
 
 
 class EndReceived(Event):
-    __slots__ = ()
+    """`over` when both sides have ended, so that nothing more can happen on the stream."""
+
+    __slots__ = ("over",)
+
+    def __init__(self, stream: int, *, over: bool) -> None:
+        super().__init__(stream)
+        self.over = over
 
 
 class ResetReceived(Event):
@@ -475,7 +481,7 @@ class Connection:
         if flow is None:
             return
         flow.remote_done = True
-        events.append(EndReceived(stream))
+        events.append(EndReceived(stream, over=flow.local_done))
         if flow.local_done:
             self._drop(stream)
 

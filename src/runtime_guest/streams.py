@@ -90,6 +90,13 @@ class Stream:
         if last and not len(data):
             self.end()
 
+    async def send_whole(self, data: bytes) -> None:
+        """Send bytes as one frame, so as one item for the peer: at most half of a start window. Raises as `send`."""
+        await self._credit(len(data))
+        self.link.connection.data(self.id, data)
+        self.link.sent(self.id)
+        await self.link.drain()
+
     async def send_message(self, value: Json, *, last: bool = False) -> None:
         """Send one JSON object, of at most frames.MAX_MESSAGE bytes. Raises as `send`, and ValueError when too long."""
         payload = frames.encode_json(value)
@@ -295,8 +302,8 @@ class Link:
             known.ended()
         elif isinstance(event, frames.ResetReceived):
             known.failed(StreamReset(event.code, event.message, event.details))
-        # The connection is ahead of these events: only the last one of a stream may make us forget it.
-        if isinstance(event, (frames.EndReceived, frames.ResetReceived)) and not self.connection.knows(event.stream):
+        # Not what the connection knows by now: it is ahead of these events.
+        if isinstance(event, frames.ResetReceived) or (isinstance(event, frames.EndReceived) and event.over):
             self._streams.pop(event.stream, None)
 
 
