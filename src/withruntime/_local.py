@@ -204,6 +204,11 @@ def answers(url: str) -> bool:
         return False
 
 
+def service_argv(state: Path) -> list[str]:
+    """How the service is started: by this interpreter, on a port that is free."""
+    return [sys.executable, "-m", "runtimed", "serve", "--state-dir", str(state), "--port", "0"]
+
+
 def _start(state: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     if any(importlib.util.find_spec(name) is None for name in _SERVER_PACKAGES):
         raise ServiceUnavailableError(
@@ -215,7 +220,7 @@ def _start(state: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         (state / stale).unlink(missing_ok=True)
     with (state / "service.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "runtimed", "serve", "--state-dir", str(state), "--port", "0"],
+            service_argv(state),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
