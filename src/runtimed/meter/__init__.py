@@ -1,0 +1,1 @@
+"""Samples of hosts become records of use, each exactly once."""

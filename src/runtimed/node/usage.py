@@ -1,0 +1,195 @@
+"""Reads what each machine's process used on the host and numbers it as samples; nothing inside a guest is asked.
+
+A machine counts from `begin` (it is ready) to `end` (its vCPUs stopped). What is needed to go on counting after a
+restart of the service is kept beside the samples, so that a machine that is found again keeps its counters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runtimed.core.clock import Clock
+from runtimed.core.ids import SandboxId
+from runtimed.core.usage import MB, Sample, SampleKind, Used
+from runtimed.node.sample_log import SampleLog
+from runtimed.node.vmm.processes import mark
+
+EVERY_S = 10.0
+"""At most this much use is unknown when a host dies."""
+STATE = "counting.json"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_us(pid: int) -> int | None:
+    """CPU time of a process and of all that it started, microseconds; None when it is gone.
+
+    User and system time of the whole process (every vCPU and I/O thread of a QEMU), with what its ended children
+    used, and the same for each living child: the pid may be that of a jail whose child is the machine.
+    """
+    found = _one_us(pid)
+    if found is None:
+        return None
+    return found + sum(cpu_us(child) or 0 for child in _children(pid))
+
+
+def incarnation(pid: int) -> str | None:
+    """A name for exactly this process: another one, or another start of the host, has another. None when it is gone."""
+    seen = mark(pid)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return None if seen is None else f"{boot}/{seen.pid}/{seen.start_ticks}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting:
+    """How one sandbox is being counted."""
+
+    seq: int
+    """Of its newest sample."""
+    incarnation: str = ""
+    """Empty while nothing of it counts."""
+    began_mono_s: float = 0.0
+    base_cpu_us: int = 0
+    """What the process had used before it was ready: boot and restore are free."""
+    counters: Used = field(default_factory=Used)
+    """As last read."""
+    pid: int | None = None
+    """None for a paused sandbox, of which only storage counts."""
+    owned_mb: int = 0
+    """Decimal megabytes that a paused sandbox alone owns."""
+
+
+class UsageSampler:
+    """Samples of all machines of a host. Calls block on the disk for a sync: run them in a thread."""
+
+    def __init__(self, directory: Path, clock: Clock, *, read_cpu_us: Callable[[int], int | None] = cpu_us) -> None:
+        self.log = SampleLog(directory)
+        self._state_path = directory / STATE
+        self._clock = clock
+        self._read_cpu_us = read_cpu_us
+        self._counting = self._load()
+
+    def begin(self, sandbox_id: SandboxId, pid: int, machine: str) -> Sample:
+        """Count this machine from now on; one that was counted before the service restarted goes on where it was.
+
+        `machine` is its `incarnation`.
+        """
+        known = self._counting.get(sandbox_id, Counting(seq=0))
+        if known.incarnation == machine:
+            self._counting[sandbox_id] = replace(known, pid=pid)
+            return self._take({sandbox_id: "tick"})[0]
+        self._counting[sandbox_id] = Counting(
+            seq=known.seq,
+            incarnation=machine,
+            began_mono_s=self._clock.monotonic_s(),
+            base_cpu_us=self._read_cpu_us(pid) or 0,
+            pid=pid,
+        )
+        return self._take({sandbox_id: "ready"})[0]
+
+    def begin_paused(self, sandbox_id: SandboxId, owned_bytes: int) -> Sample:
+        """Count storage of a sandbox that is paused, until its next `begin` or `end`."""
+        known = self._counting.get(sandbox_id, Counting(seq=0))
+        self._counting[sandbox_id] = Counting(
+            seq=known.seq,
+            incarnation=f"paused/{known.seq + 1}",
+            began_mono_s=self._clock.monotonic_s(),
+            owned_mb=owned_bytes // MB,
+        )
+        return self._take({sandbox_id: "paused"})[0]
+
+    def tick(self) -> list[Sample]:
+        """A sample of everything that counts."""
+        return self._take({name: "tick" for name, c in self._counting.items() if c.incarnation})
+
+    def end(self, sandbox_id: SandboxId, kind: SampleKind = "stopped") -> Sample | None:
+        """The last sample of a machine; None where nothing counted. Idempotent. Take it before the process is ended."""
+        known = self._counting.get(sandbox_id)
+        if known is None or not known.incarnation:
+            return None
+        sample = self._take({sandbox_id: kind})[0]
+        self._counting[sandbox_id] = Counting(seq=sample.seq)
+        self._save()
+        return sample
+
+    def forget(self, sandbox_id: SandboxId) -> None:
+        """It will never count again. Idempotent."""
+        if self._counting.pop(sandbox_id, None) is not None:
+            self._save()
+
+    def _take(self, kinds: dict[SandboxId, SampleKind]) -> list[Sample]:
+        samples, read = [], dict[SandboxId, Counting]()
+        for sandbox_id, kind in kinds.items():
+            counting = read[sandbox_id] = self._read(self._counting[sandbox_id])
+            samples.append(
+                Sample(
+                    sandbox_id=sandbox_id,
+                    seq=counting.seq,
+                    incarnation=counting.incarnation,
+                    kind=kind,
+                    at_ms=int(self._clock.now_s() * 1000),
+                    counters=counting.counters,
+                ).sealed()
+            )
+        self.log.append(samples)
+        self._counting.update(read)  # only now: where the disk refused, the same numbers are taken again
+        self._save()
+        return samples
+
+    def _read(self, counting: Counting) -> Counting:
+        passed_ms = max(0, int((self._clock.monotonic_s() - counting.began_mono_s) * 1000))
+        if counting.pid is None:
+            counters = Used(paused_mb_ms=counting.owned_mb * passed_ms)
+        else:
+            used = self._read_cpu_us(counting.pid)
+            # A process that is gone used at least what was read last; nobody knows more.
+            new_us = 0 if used is None else used - counting.base_cpu_us
+            counters = Used(cpu_us=max(counting.counters.cpu_us, new_us), running_ms=passed_ms)
+        return replace(counting, seq=counting.seq + 1, counters=counters)
+
+    def _save(self) -> None:
+        """After the samples: what is lost between the two is found in them again."""
+        temporary = self._state_path.with_suffix(".new")
+        with temporary.open("w") as file:
+            json.dump({name: asdict(c) for name, c in self._counting.items()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._state_path)
+
+    def _load(self) -> dict[SandboxId, Counting]:
+        counting: dict[SandboxId, Counting] = {}
+        if self._state_path.exists():
+            raw: dict[str, dict[str, Any]] = json.loads(self._state_path.read_text())
+            for name, values in raw.items():
+                counting[SandboxId(name)] = Counting(**{**values, "counters": Used(**values["counters"])})
+        for path in self.log.closed():
+            for sample in self.log.read(path).samples:
+                known = counting.get(sample.sandbox_id, Counting(seq=0))
+                if sample.seq > known.seq:
+                    counting[sample.sandbox_id] = replace(known, seq=sample.seq)
+        return counting
+
+
+def _one_us(pid: int) -> int | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The program's name may hold spaces and brackets; what follows the last bracket is field 3 and on.
+    fields = text[text.rindex(")") + 2 :].split()
+    ticks = sum(int(fields[place]) for place in (11, 12, 13, 14))  # utime, stime and those of ended children
+    return ticks * 1_000_000 // _TICKS_PER_S
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it ended meanwhile
+    return found
