@@ -1,0 +1,93 @@
+"""What the gateway keeps of one machine: its policy, its names, its open connections, and how much it has used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from runtimed.core.egress import EgressBinding
+from runtimed.core.ids import SandboxId
+from runtimed.core.network import Address
+from runtimed.egress.names import QueryLimit, StandIns
+from runtimed.egress.pipes import Windows
+from runtimed.egress.policy import Policy, Verdict
+from runtimed.egress.ranges import Ground
+
+ADDRESSES_FOR_S = 30.0
+"""How long a name's addresses are remembered: as long as the guest may remember the one that stands for it."""
+ADDRESSES_MAX = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class EgressLimits:
+    """For each sandbox. Beyond them a connection is refused with a clear answer."""
+
+    connections: int = 480
+    """At once; the channel carries 512 streams of a guest in all, some of which are DNS."""
+    new_a_second: float = 100.0
+    new_at_once: int = 300
+    bytes_total: int = 0
+    """In both directions, for its whole life; 0 is no limit."""
+    dns_at_once: int = 64
+
+
+class OpenConnection(Protocol):
+    """A connection that new rules may close."""
+
+    def why_not(self, policy: Policy) -> Verdict | None:
+        """The verdict by which `policy` refuses it, or None."""
+
+    def close(self, why: str) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Bound:
+    """One machine. Mutable, owned by the gateway's event loop."""
+
+    sandbox_id: SandboxId
+    binding: EgressBinding
+    policy: Policy
+    limits: EgressLimits
+    stand_ins: StandIns
+    queries: QueryLimit = field(default_factory=QueryLimit)
+    windows: Windows = field(default_factory=Windows)
+    live: set[OpenConnection] = field(default_factory=set)
+    bytes_total: int = 0
+    dns_now: int = 0
+    _tokens: float = -1.0
+    _at_s: float = 0.0
+    _addresses: OrderedDict[str, tuple[float, list[Address]]] = field(default_factory=OrderedDict)
+
+    def change(self, binding: EgressBinding, ground: Ground) -> None:
+        """Take new rules, and close what they refuse."""
+        self.binding, self.policy = binding, Policy(binding.rules, ground)
+        for connection in list(self.live):
+            if (verdict := connection.why_not(self.policy)) is not None:
+                connection.close(verdict.rule)
+
+    def why_no_more(self, now_s: float) -> str | None:
+        """The limit that another connection would pass, or None; counts it as begun."""
+        limits = self.limits
+        if len(self.live) >= limits.connections:
+            return f"more than {limits.connections} connections at once"
+        if limits.bytes_total and self.bytes_total >= limits.bytes_total:
+            return f"more than {limits.bytes_total} bytes in all"
+        if self._tokens < 0:
+            self._tokens = float(limits.new_at_once)
+        self._tokens = min(limits.new_at_once, self._tokens + (now_s - self._at_s) * limits.new_a_second)
+        self._at_s = now_s
+        if self._tokens < 1:
+            return f"more than {limits.new_a_second:g} new connections a second"
+        self._tokens -= 1
+        return None
+
+    def known_addresses(self, name: str, now_s: float) -> list[Address] | None:
+        found = self._addresses.get(name)
+        return found[1] if found is not None and found[0] > now_s else None
+
+    def remember(self, name: str, addresses: list[Address], now_s: float) -> None:
+        self._addresses[name] = (now_s + ADDRESSES_FOR_S, addresses)
+        self._addresses.move_to_end(name)
+        if len(self._addresses) > ADDRESSES_MAX:
+            self._addresses.popitem(last=False)

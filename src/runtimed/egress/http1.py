@@ -1,0 +1,308 @@
+"""Reads HTTP/1 messages so that nothing can hide between them: bytes in, heads and untouched body bytes out. Pure.
+
+What two readers could understand differently (two lengths, odd line ends, folded lines, a space before a colon) is
+refused instead of understood. Body bytes come out exactly as they came in, chunk frames included.
+
+    head --complete--> body (length | chunked | until close | none) --end--> head of the next message
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+HEAD_MAX_BYTES = 64 * 1024
+"""A request line and its headers, together: what large cookies and signed URLs need, and no more."""
+HEADERS_MAX = 200
+LINE_MAX_BYTES = 1024
+"""A chunk's size line, or one trailer."""
+
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(rb"[\x21-\x7e\x80-\xff]+")
+_VALUE = re.compile(rb"[\x21-\x7e\x80-\xff](?:[\t \x21-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?|")
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: [\t \x21-\x7e\x80-\xff]*)?")
+_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")
+_DAV = (b"PROPFIND ", b"REPORT ", b"MKCOL ", b"COPY ", b"MOVE ", b"LOCK ", b"UNLOCK ", b"PROPPATCH ", b"SEARCH ")
+
+
+class BadMessage(Exception):
+    """Not HTTP/1 that every reader understands alike; the text says why."""
+
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The start of a message with its headers in order, names as they were written."""
+
+    headers: Headers
+    minor: int
+
+    def all(self, name: bytes) -> list[bytes]:
+        """Every value of a header, its name given in lower case."""
+        return [value for key, value in self.headers if key.lower() == name]
+
+    def one(self, name: bytes) -> bytes | None:
+        """The header's only value; None when it is missing. Raises BadMessage when it is there twice."""
+        found = self.all(name)
+        if len(found) > 1:
+            raise BadMessage(f"{name.decode('latin-1')} twice")
+        return found[0] if found else None
+
+    def tokens(self, name: bytes) -> set[bytes]:
+        return {token.strip().lower() for value in self.all(name) for token in value.split(b",")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestHead(Head):
+    method: bytes
+    target: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseHead(Head):
+    status: int
+    line: bytes
+
+
+@dataclass(frozen=True)
+class Body:
+    """`raw` as it was on the wire; `content` without chunk frames."""
+
+    raw: bytes
+    content: bytes
+
+
+class End:
+    """The message is complete."""
+
+
+HttpEvent = RequestHead | ResponseHead | Body | End
+
+
+def could_be_http(data: bytes) -> bool:
+    """Whether these first bytes are, or can still become, an HTTP/1 request."""
+    return any(data.startswith(m) or m.startswith(data) for m in (*_METHODS, *_DAV))
+
+
+def encode_head(first_line: bytes, headers: Headers) -> bytes:
+    return b"".join((first_line, b"\r\n", *(b"%s: %s\r\n" % pair for pair in headers), b"\r\n"))
+
+
+def request_bytes(head: RequestHead) -> bytes:
+    return encode_head(b"%s %s HTTP/1.%d" % (head.method, head.target, head.minor), head.headers)
+
+
+def response_bytes(head: ResponseHead) -> bytes:
+    return encode_head(head.line, head.headers)
+
+
+class MessageReader:
+    """One direction of a connection. Feed bytes, then ask for events until there is None."""
+
+    def __init__(self) -> None:
+        self._in = bytearray()
+        self._left: int | None = None
+        """Bytes of the body still to come; None while a head is awaited."""
+        self._chunked = False
+        self._in_trailers = False
+        self._chunk_ends = False
+        self._until_close = False
+        self._closed = False
+
+    def feed(self, data: bytes) -> None:
+        self._in += data
+
+    def close(self) -> None:
+        """No more bytes come."""
+        self._closed = True
+
+    def rest(self) -> bytes:
+        """Everything that was not read as a message; for when the connection becomes something else."""
+        rest, self._in = bytes(self._in), bytearray()
+        return rest
+
+    @property
+    def buffered(self) -> int:
+        return len(self._in)
+
+    def body_event(self) -> Body | End | None:
+        """The next piece of the current body; None when more bytes are needed.
+
+        Raises:
+            BadMessage: the framing is wrong, or the connection closed in the middle.
+        """
+        if self._until_close:
+            return self._open_ended()
+        if self._chunked:
+            return self._chunk()
+        assert self._left is not None
+        if self._left == 0:
+            self._left = None
+            return End()
+        piece = bytes(self._in[: self._left])
+        if not piece:
+            self._cut()
+            return None
+        del self._in[: len(piece)]
+        self._left -= len(piece)
+        return Body(piece, piece)
+
+    def _open_ended(self) -> Body | End | None:
+        piece = self.rest()
+        if piece:
+            return Body(piece, piece)
+        if self._closed:
+            self._until_close = False
+            return End()
+        return None
+
+    def _cut(self) -> None:
+        if self._closed:
+            raise BadMessage("the connection closed in the middle of a body")
+
+    def _chunk(self) -> Body | End | None:
+        if self._left:
+            piece = bytes(self._in[: self._left])
+            if not piece:
+                self._cut()
+                return None
+            del self._in[: len(piece)]
+            self._left -= len(piece)
+            self._chunk_ends = self._left == 0
+            return Body(piece, piece)
+        if self._chunk_ends:
+            if len(self._in) < 2:
+                self._cut()
+                return None
+            if self._in[:2] != b"\r\n":
+                raise BadMessage("a chunk is longer than it says")
+            del self._in[:2]
+            self._chunk_ends = False
+            return Body(b"\r\n", b"")
+        line = self._line()
+        if line is None:
+            return None
+        if self._in_trailers:
+            if line == b"":
+                self._chunked = self._in_trailers = False
+                self._left = 0
+                return Body(b"\r\n", b"")
+            _header(line)
+            return Body(line + b"\r\n", b"")
+        size = line.split(b";")[0].strip(b" \t")
+        if not re.fullmatch(rb"[0-9A-Fa-f]{1,15}", size):
+            raise BadMessage("a chunk without a size")
+        self._left = int(size, 16)
+        self._in_trailers = self._left == 0
+        return Body(line + b"\r\n", b"")
+
+    def _line(self) -> bytes | None:
+        end = self._in.find(b"\n")
+        if end < 0:
+            if len(self._in) > LINE_MAX_BYTES:
+                raise BadMessage("a line without end")
+            self._cut()
+            return None
+        if end > LINE_MAX_BYTES or end == 0 or self._in[end - 1] != 0x0D:
+            raise BadMessage("a line that does not end as it should")
+        line = bytes(self._in[: end - 1])
+        del self._in[: end + 1]
+        return line
+
+    def _take_head(self) -> list[bytes] | None:
+        """The lines of the next head, without their ends."""
+        while self._in.startswith(b"\r\n"):
+            del self._in[:2]  # RFC 9112 2.2: an empty line before a request is skipped.
+        end = self._in.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._in) > HEAD_MAX_BYTES:
+                raise BadMessage("the head is too long")
+            if self._closed and self._in:
+                raise BadMessage("the connection closed in the middle of a head")
+            return None
+        if end > HEAD_MAX_BYTES:
+            raise BadMessage("the head is too long")
+        lines = bytes(self._in[:end]).split(b"\r\n")
+        del self._in[: end + 4]
+        if any(b"\n" in line or b"\r" in line or b"\0" in line for line in lines):
+            raise BadMessage("a line that does not end as it should")
+        if len(lines) - 1 > HEADERS_MAX:
+            raise BadMessage("too many headers")
+        return lines
+
+    def _frame(self, head: Head, *, response: bool) -> None:
+        """Decide how the body ends. Raises BadMessage where two readers could decide differently."""
+        codings, lengths = head.all(b"transfer-encoding"), head.all(b"content-length")
+        if codings:
+            if lengths:
+                raise BadMessage("both Content-Length and Transfer-Encoding")
+            if len(codings) != 1 or codings[0].lower() != b"chunked" or head.minor == 0:
+                raise BadMessage("a Transfer-Encoding other than chunked")
+            self._chunked, self._left = True, 0
+        elif lengths:
+            if len(lengths) != 1 or not re.fullmatch(rb"[0-9]{1,18}", lengths[0]):
+                raise BadMessage("a Content-Length that is no number, or two of them")
+            self._left = int(lengths[0])
+        elif response:
+            self._until_close, self._left = True, None
+        else:
+            self._left = 0
+
+
+class RequestReader(MessageReader):
+    """Requests of a client."""
+
+    def head(self) -> RequestHead | None:
+        """The next request's head; None when more bytes are needed. Then read its body to the end."""
+        lines = self._take_head()
+        if lines is None:
+            return None
+        parts = lines[0].split(b" ")
+        if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]) or not _TARGET.fullmatch(parts[1]):
+            raise BadMessage("not a request line")
+        if parts[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
+            raise BadMessage("not HTTP/1")
+        head = RequestHead(
+            method=parts[0],
+            target=parts[1],
+            minor=int(parts[2][-1:]),
+            headers=tuple(_header(line) for line in lines[1:]),
+        )
+        if head.minor == 1 and head.one(b"host") is None:
+            raise BadMessage("no Host")
+        self._frame(head, response=False)
+        return head
+
+
+class ResponseReader(MessageReader):
+    """Responses of a server, each to a request whose method is known."""
+
+    def head(self, method: bytes) -> ResponseHead | None:
+        """The next response's head; a 1xx has no body and another head follows, but after a 101 none does."""
+        lines = self._take_head()
+        if lines is None:
+            return None
+        start = _STATUS.fullmatch(lines[0])
+        if start is None:
+            raise BadMessage("not a status line")
+        head = ResponseHead(
+            status=int(start[2]),
+            line=lines[0],
+            minor=int(start[1]),
+            headers=tuple(_header(line) for line in lines[1:]),
+        )
+        if head.status < 200 or head.status in (204, 304) or method == b"HEAD":
+            self._left = 0
+        else:
+            self._frame(head, response=True)
+        return head
+
+
+def _header(line: bytes) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(b":")
+    value = value.strip(b" \t")
+    if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
+        raise BadMessage("a header that is none")
+    return name, value
