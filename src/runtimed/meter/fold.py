@@ -20,7 +20,7 @@ WAITING_MAX = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unreachable:
+class UnreachableTime:
     """A time in which the host could not be reached, in numbers of samples: after `after_seq` up to `until_seq`.
 
     `until_seq` is None while it cannot be reached yet.
@@ -58,7 +58,7 @@ class Fold:
     records: list[UsageRecord]
 
 
-def fold(state: Folded, samples: Iterable[Sample], *, unreachable: Iterable[Unreachable] = ()) -> Fold:
+def fold(state: Folded, samples: Iterable[Sample], *, unreachable: Iterable[UnreachableTime] = ()) -> Fold:
     """Count these samples as far as they follow each other. Idempotent: a sample that was counted adds nothing."""
     waiting, damaged = dict(state.waiting), state.damaged
     for sample in samples:
@@ -72,12 +72,12 @@ def fold(state: Folded, samples: Iterable[Sample], *, unreachable: Iterable[Unre
     return _count(state, tuple(unreachable), all_that_wait=False)
 
 
-def close(state: Folded, *, unreachable: Iterable[Unreachable] = ()) -> Fold:
+def close(state: Folded, *, unreachable: Iterable[UnreachableTime] = ()) -> Fold:
     """No more samples will come: count those that wait, without those before them. Idempotent."""
     return _count(state, tuple(unreachable), all_that_wait=True)
 
 
-def _count(state: Folded, unreachable: tuple[Unreachable, ...], *, all_that_wait: bool) -> Fold:
+def _count(state: Folded, unreachable: tuple[UnreachableTime, ...], *, all_that_wait: bool) -> Fold:
     waiting, records = dict(state.waiting), list[UsageRecord]()
     while waiting:
         seq = state.last_seq + 1
