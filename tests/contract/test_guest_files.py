@@ -103,6 +103,7 @@ async def test_the_sandbox_user_has_no_more_rights_than_in_a_shell(guest: GuestC
         pytest.skip("without root on the host the fake has one user only")
     await write(guest, "/root/secret", b"s", user="root", mode=0o600)
     await write(guest, "/workspace/readonly", b"old", mode=0o444)
+    await guest.files.mkdir("/srv/theirs/inside", parents=True, user="root")
 
     for refused in (
         read(guest, "/root/secret"),
@@ -111,7 +112,7 @@ async def test_the_sandbox_user_has_no_more_rights_than_in_a_shell(guest: GuestC
         write(guest, "/workspace/readonly", b"new"),
         names(guest, "/root"),
         guest.files.remove("/etc/passwd", recursive=False, user="sandbox"),
-        guest.files.remove("/usr/bin", recursive=True, user="sandbox"),
+        guest.files.remove("/srv/theirs", recursive=True, user="sandbox"),
         guest.files.chmod("/etc/passwd", mode=0o777, user="sandbox"),
         guest.files.mkdir("/etc/x", parents=True, user="sandbox"),
         guest.files.rename("/etc/passwd", "/workspace/p", overwrite=True, user="sandbox"),
