@@ -24,6 +24,8 @@ from runtimed.images.run import HostRunner, Progress, contained
 
 _BUILDING = ".building-"
 _LOCKS = ".locks"
+REMOVE_ATTEMPTS = 3
+"""What still cannot be removed then is removed by the next build or start of the service."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +174,11 @@ def _locked_folder(path: Path) -> Iterator[bool]:
 
 
 def _remove_tree(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        # Built by an ordinary user: the files belong to subordinate ids, and only their own namespace may remove them.
-        # A runner of its own, because the build's runner may have been stopped.
+    for _ in range(REMOVE_ATTEMPTS):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        # Built by an ordinary user: files of subordinate ids, which only a namespace of their own may remove. Or a
+        # program that was killed a moment ago still wrote. A runner of its own, because the build's may be stopped.
         with contextlib.suppress(ImageBuildFailed):
             HostRunner().run(contained(["rm", "-rf", "--", str(path)]), within_s=600)
