@@ -264,9 +264,12 @@ class Exchanges:
         through = answer.raw if isinstance(answer, GuardedAnswer) else None
         client = WithFirst(self._requests.rest(), self._client)
         begin = WithFirst(self._responses.rest(), server)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(pump(client, server))
-            group.create_task(pump(begin, self._client, through))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(pump(client, server))
+                group.create_task(pump(begin, self._client, through))
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from None
 
     def _told(self, route: Route, judged: Judged, *, allowed: bool, secrets: Sequence[OpenSecret] = ()) -> None:
         names = tuple(secret.plan.name for secret in secrets)
