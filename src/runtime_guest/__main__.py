@@ -11,7 +11,7 @@ import time
 import traceback
 import warnings
 
-from runtime_guest import port, system
+from runtime_guest import network, port, system
 from runtime_guest.agent import Agent, Handler
 from runtime_guest.cgroups import Cgroups
 from runtime_guest.command_methods import CommandMethods
@@ -19,6 +19,7 @@ from runtime_guest.file_methods import FileMethods
 from runtime_guest.identity import log
 from runtime_guest.machine_methods import MachineMethods
 from runtime_guest.processes import Processes
+from runtime_guest.relay import Relay
 from runtime_guest.rights import Workers
 from runtime_guest.users import Users
 
@@ -73,6 +74,7 @@ async def _serve(listen_fd: int | None) -> None:
     gc.collect()
     gc.freeze()  # A fork copies what is touched: the collector must not touch everything.
     if listen_fd is None:
+        await Relay(agent.link).start()
         await port.open_port(agent.wire)
         log("ready")
     else:
@@ -90,6 +92,7 @@ def main() -> None:
     os.chdir("/")
     if listen_fd is None:
         system.bring_up()
+        network.bring_up()
     while True:
         try:
             asyncio.run(_serve(listen_fd))

@@ -6,6 +6,7 @@ import signal
 import struct
 from typing import Any
 
+from runtime_guest import network
 from runtime_guest.errors import GuestError
 from runtime_guest.launch import Program
 from runtime_guest.processes import Process, Processes, Reader, Spec
@@ -82,6 +83,7 @@ class CommandMethods:
         pty = params.get("pty")
         env = {
             **_BASE_ENV,
+            **network.environment,
             "HOME": user.home,
             "USER": user.login,
             "LOGNAME": user.login,

@@ -6,7 +6,7 @@ import gc
 import os
 from typing import Any
 
-from runtime_guest import identity, system
+from runtime_guest import identity, network, system
 from runtime_guest.command_methods import CommandMethods
 from runtime_guest.errors import GuestError
 from runtime_guest.processes import Processes
@@ -26,6 +26,8 @@ class MachineMethods:
 
     async def identify(self, stream: Stream, params: dict[str, Any]) -> None:
         """Not off the loop: nothing else may run before it is done."""
+        if self._machine and isinstance(params.get("ca_pem"), str):
+            system.attempt("certificates", lambda: network.trust(params["ca_pem"]))
         done = identity.become(params, machine=self._machine)
         self._commands.set_defaults(params.get("env", {}), params.get("user", "sandbox"))
         await stream.send_message(done, last=True)

@@ -17,7 +17,7 @@ from runtimed.core.specs import Shape
 from runtimed.node import accel
 from runtimed.node.accel import AccelSetting, Verdict
 from runtimed.node.coldboot import boot_watched
-from runtimed.node.node import ImageSource, LocalNode, NodeLimits, NodeParts
+from runtimed.node.node import ImageSource, LocalNode, NodeLimits, NodeParts, WayOut
 from runtimed.node.templates import TemplateMaker, Templates
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.argv import kernel_line
@@ -44,6 +44,7 @@ class NodePlan:
     accel: AccelSetting = "auto"
     jailed: bool = True
     limits: NodeLimits = field(default_factory=NodeLimits)
+    way_out: WayOut | None = None
 
 
 def machines_dir(state_dir: Path) -> Path:
@@ -99,6 +100,7 @@ async def make_node(
         default_image=plan.default_image,
         default_shape=plan.default_shape,
         rehearse=rehearse,
+        way_out=plan.way_out,
     )
     return LocalNode(parts)
 

@@ -73,8 +73,10 @@ class Channel:
         self.closed: asyncio.Future[Closing] = loop.create_future()
         self.info: Json = {}
         """What the guest said of itself in its greeting."""
+        self.serve: Callable[[Stream], None] | None = None
+        """Takes the streams that the guest opens; without it they are refused."""
         self._connection = frames.Connection(host=True)
-        self.link = Link(self._connection, write=self._write, opened=self._refuse, greeted=self._greeted)
+        self.link = Link(self._connection, write=self._write, opened=self._opened, greeted=self._greeted)
         self._nonce = os.urandom(frames.NONCE_BYTES)
         self._answered = asyncio.Event()
         self._transport: asyncio.Transport | None = None
@@ -211,7 +213,10 @@ class Channel:
             self.info = hello.info
             self._answered.set()
 
-    def _refuse(self, stream: Stream) -> None:
+    def _opened(self, stream: Stream) -> None:
+        if self.serve is not None:
+            self.serve(stream)
+            return
         stream.reset("unavailable", f"the host has no method {stream.method[:64]}")
 
     def _received(self, data: bytes) -> None:

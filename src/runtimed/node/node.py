@@ -28,6 +28,7 @@ from runtimed.node.guest import GuestClient, Identified, Identity
 from runtimed.node.spares import Ready, Spares, SpareSupply
 from runtimed.node.templates import Templates
 from runtimed.node.vmm.base import AGENT_SOCKET, MachinePlan, Template, VmmDriver
+from runtimed.wire.streams import Stream
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,14 @@ class ImageSource(Protocol):
         """An image's files, by name or id. Raises ImageNotFound."""
 
 
+class WayOut(Protocol):
+    """Takes what machines open towards the world: the gateway."""
+
+    ca_pem: str
+
+    def opened(self, sandbox_id: SandboxId, stream: Stream) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeParts:
     """What a node is made of."""
@@ -75,6 +84,8 @@ class NodeParts:
     default_shape: Shape
     rehearse: Callable[[Channel], Awaitable[None]]
     """What a spare does before it waits."""
+    way_out: WayOut | None = None
+    """Where connections of the machines go; without one they are refused."""
 
 
 @dataclass(kw_only=True)
@@ -193,7 +204,8 @@ class LocalNode:
                 continue
             steps.done("restored")
             try:
-                identified = await _identify(ready, spec, self._parts.clock)
+                self._lead_out(ready.channel, spec.sandbox_id)
+                identified = await _identify(ready, spec, self._parts)
             except (RuntimedError, OSError, TimeoutError) as failure:
                 _log.warning("a machine from a %s did not take its identity: %s", how, failure)
                 await self._drop_ready(ready)
@@ -211,6 +223,11 @@ class LocalNode:
                 entropy_reseeded=identified.entropy_reseeded,
             )
         raise StartFailed("no machine answered after its start", hint="`runtime doctor` says what this host can do.")
+
+    def _lead_out(self, channel: Channel, sandbox_id: SandboxId) -> None:
+        """From here on what the machine opens is judged by its own policy."""
+        if (way_out := self._parts.way_out) is not None:
+            channel.serve = lambda stream: way_out.opened(sandbox_id, stream)
 
     def _hold(self, ready: Ready, spec: MachineSpec) -> None:
         held = _Held(plan=ready.plan, channel=ready.channel, guest=GuestClient(ready.channel), spec=spec)
@@ -297,6 +314,7 @@ class LocalNode:
         except (RuntimedError, OSError, TimeoutError) as failure:
             return f"the guest's agent does not answer any more: {failure}"
         held.guest = GuestClient(held.channel)
+        self._lead_out(held.channel, held.spec.sandbox_id)
         return None
 
     def _is_idle(self) -> bool:
@@ -312,7 +330,7 @@ class LocalNode:
             )
 
 
-async def _identify(ready: Ready, spec: MachineSpec, clock: Clock) -> Identified:
+async def _identify(ready: Ready, spec: MachineSpec, parts: NodeParts) -> Identified:
     """Clock, entropy and names, before anything of a user runs."""
     identity = Identity(
         hostname=spec.hostname,
@@ -320,9 +338,10 @@ async def _identify(ready: Ready, spec: MachineSpec, clock: Clock) -> Identified
         entropy=os.urandom(ENTROPY_BYTES),
         env=dict(spec.env),
         user=spec.user,
+        ca_pem=parts.way_out.ca_pem if parts.way_out else None,
     )
     async with asyncio.timeout(ANSWER_S):
-        return await GuestClient(ready.channel).identify(identity, clock)
+        return await GuestClient(ready.channel).identify(identity, parts.clock)
 
 
 def _memory_mib(field_name: str) -> int:

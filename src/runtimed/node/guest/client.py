@@ -28,6 +28,8 @@ class Identity:
     boot_id: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     user: UserName = "sandbox"
+    ca_pem: str | None = None
+    """The certificate of the gateway's authority, for what programs trust."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,7 @@ class GuestClient:
                 "boot_id": identity.boot_id,
                 "env": dict(identity.env),
                 "user": identity.user,
+                "ca_pem": identity.ca_pem,
             },
             lambda r: (r.integer("worked_ns") / 1e9, r.integer("clock_ns") / 1e9, r.boolean("entropy_reseeded")),
         )
