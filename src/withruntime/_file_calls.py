@@ -26,7 +26,7 @@ from withruntime._values import Json
 SINGLE_SHOT_MAX_BYTES = 1 << 20
 """A file or an archive up to this size travels in one request."""
 CHUNK_MAX_BYTES = 1 << 20
-CHUNKS_AT_ONCE = 8
+CHUNKS_AT_ONCE = 4
 READ_MAX_BYTES = 256 << 20
 """More than this does not belong in memory."""
 READ_TRIES = 3

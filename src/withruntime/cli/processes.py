@@ -8,7 +8,7 @@ from withruntime._async.client import AsyncRuntime
 from withruntime._stream import chunk_bytes
 from withruntime.cli import attached, terminal
 from withruntime.cli.attached import DaemonThread
-from withruntime.cli.sandboxes import COMMAND, Command, Cwd, Env, Timeout, User
+from withruntime.cli.sandboxes import Command, Cwd, Env, Timeout, User
 from withruntime.cli.terminal import JsonFlag, SandboxRef
 
 ProcessId = Annotated[str, typer.Argument(metavar="PROCESS", help="The process's id, as `ps` shows it.")]
@@ -16,7 +16,7 @@ ProcessId = Annotated[str, typer.Argument(metavar="PROCESS", help="The process's
 
 def register(app: typer.Typer) -> None:
     """Add these commands to a group."""
-    app.command(context_settings=COMMAND)(spawn)
+    app.command()(spawn)
     app.command()(ps)
     app.command()(logs)
     app.command()(kill)

@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 
 COMMAND = {"allow_interspersed_args": False}
-"""Whatever follows the first word of a command belongs to the command."""
+"""Whatever follows the first word of a command belongs to the command, with or without `--` before it."""
 
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments; no shell.")]
 Image = Annotated[str | None, typer.Option(help="Image to start from.")]
@@ -80,7 +80,7 @@ def run(
     terminal.run(work)
 
 
-@app.command("exec", context_settings=COMMAND)
+@app.command("exec")
 def exec_(
     sandbox: SandboxRef,
     command: Command,

@@ -85,7 +85,9 @@ def run(work: Callable[[AsyncRuntime], Awaitable[int | None]]) -> NoReturn:
     except BrokenPipeError:
         code = EXIT_BROKEN_PIPE
     except RuntimeError as error:
-        fail(error.message, hint=_with_request(error))
+        if error.status >= 500 and error.request_id:
+            note(f"the service knows this as request {error.request_id}")
+        fail(error.message, hint=error.hint)
     except ValueError as error:
         fail(str(error), code=EXIT_USAGE)
     except OSError as error:
@@ -102,11 +104,6 @@ def leave(code: int) -> NoReturn:
         code = code or EXIT_BROKEN_PIPE
     finally:
         os._exit(code)
-
-
-def _with_request(error: RuntimeError) -> str | None:
-    parts = [error.hint or "", f"(request {error.request_id})" if error.request_id else ""]
-    return " ".join(part for part in parts if part) or None
 
 
 async def _supervised(work: Callable[[AsyncRuntime], Awaitable[int | None]], ended_by: list[int]) -> int | None:
