@@ -115,7 +115,7 @@ async def test_the_sandbox_user_has_no_more_rights_than_in_a_shell(guest: GuestC
         guest.files.remove("/srv/theirs", recursive=True, user="sandbox"),
         guest.files.chmod("/etc/passwd", mode=0o777, user="sandbox"),
         guest.files.mkdir("/etc/x", parents=True, user="sandbox"),
-        guest.files.rename("/etc/passwd", "/workspace/p", overwrite=True, user="sandbox"),
+        guest.files.rename("/etc/passwd", "/etc/p", overwrite=True, user="sandbox"),
     ):
         with pytest.raises(errors.PermissionDenied):
             await refused
