@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtimed.billing import ledger
-from runtimed.billing.ledger import Entry, LedgerAccount, Reason
 from runtimed.billing.rating import Funding
+from runtimed.core import ledger
 from runtimed.core.ids import AccountId, KeyId, SandboxId
+from runtimed.core.ledger import Entry, LedgerAccount, Reason
 
 
 @dataclass(frozen=True, kw_only=True)

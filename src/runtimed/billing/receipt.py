@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from runtimed.billing.ledger import Entry
 from runtimed.billing.rating import HOUR_MS, HOUR_US, MB_PER_GB, MIB_PER_GIB, Line, rate
 from runtimed.billing.tab import Tab
+from runtimed.core.ledger import Entry
 from runtimed.core.money import MICROS_PER_USD, Micros
 
 PART_DECIMALS = 6

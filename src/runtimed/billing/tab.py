@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from runtimed.billing import holds
 from runtimed.billing.holds import Payer, Post
-from runtimed.billing.ledger import Entry
 from runtimed.billing.quote import busiest
 from runtimed.billing.rating import Terms, rate
+from runtimed.core.ledger import Entry
 from runtimed.core.usage import UsageRecord, Used
 
 

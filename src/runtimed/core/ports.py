@@ -13,6 +13,7 @@ from runtimed.core.commands import Captured, Command, ProcessEvent, ProcessInfo
 from runtimed.core.files import FileEntry, FileHead, WriteOptions
 from runtimed.core.ids import ProcessId, SandboxId
 from runtimed.core.specs import Capacity, MachineSpec, Started, UserName
+from runtimed.core.usage import SampleBatch, SampleKind
 
 
 class FileReading(Protocol):
@@ -143,5 +144,33 @@ class Node(Protocol):
 
     def capacity(self) -> Capacity: ...
 
+    def vmm_pid(self, sandbox_id: SandboxId) -> int | None:
+        """Process of the sandbox's machine on this host; None where it has none of its own."""
+
     def on_ended(self, told: MachineEnded) -> None:
         """Who is told about machines that ended by themselves."""
+
+
+class Meter(Protocol):
+    """What is used on one host, from its own accounting."""
+
+    def begin(self, sandbox_id: SandboxId) -> None:
+        """Count the sandbox's machine from now on, or go on where an earlier service was. Idempotent."""
+
+    def begin_paused(self, sandbox_id: SandboxId, owned_bytes: int) -> None:
+        """Count what a paused sandbox alone owns on the host's disk."""
+
+    def end(self, sandbox_id: SandboxId, kind: SampleKind) -> None:
+        """Take the last sample, before the machine's process is ended. Idempotent."""
+
+    def forget(self, sandbox_id: SandboxId) -> None:
+        """A sandbox that will never count again. Idempotent."""
+
+    async def tick(self) -> None:
+        """Sample everything that counts."""
+
+    async def collect(self) -> list[SampleBatch]:
+        """Everything that was sampled and not `collected`, oldest first. The same again until it was."""
+
+    async def collected(self, batches: list[SampleBatch]) -> None:
+        """These were kept. Idempotent."""

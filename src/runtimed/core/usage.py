@@ -84,3 +84,11 @@ class UsageRecord:
     used: Used
     credited: bool = False
     """The host could not be reached then: shown, and given back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleBatch:
+    """Samples that a host hands over together, until it is told that they were kept."""
+
+    name: str
+    samples: tuple[Sample, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,16 @@ class Counting:
     counters: Used = field(default_factory=Used)
     """As last read."""
     pid: int | None = None
-    """None for a paused sandbox, of which only storage counts."""
-    owned_mb: int = 0
-    """Decimal megabytes that a paused sandbox alone owns."""
+    """None where there is no process to read: a paused sandbox, a simulated machine."""
+    owned_mb: int | None = None
+    """Decimal megabytes that a paused sandbox alone owns; None while it runs."""
 
 
 class UsageSampler:
-    """Samples of all machines of a host. Calls block on the disk for a sync: run them in a thread."""
+    """Samples of all machines of a host.
+
+    Everything but `write` takes microseconds and belongs to one thread. `write` blocks on the disk: give it a thread.
+    """
 
     def __init__(self, directory: Path, clock: Clock, *, read_cpu_us: Callable[[int], int | None] = cpu_us) -> None:
         self.log = SampleLog(directory)
@@ -72,8 +75,9 @@ class UsageSampler:
         self._clock = clock
         self._read_cpu_us = read_cpu_us
         self._counting = self._load()
+        self._unwritten: list[Sample] = []
 
-    def begin(self, sandbox_id: SandboxId, pid: int, machine: str) -> Sample:
+    def begin(self, sandbox_id: SandboxId, machine: str, pid: int | None) -> Sample:
         """Count this machine from now on; one that was counted before the service restarted goes on where it was.
 
         `machine` is its `incarnation`.
@@ -81,15 +85,15 @@ class UsageSampler:
         known = self._counting.get(sandbox_id, Counting(seq=0))
         if known.incarnation == machine:
             self._counting[sandbox_id] = replace(known, pid=pid)
-            return self._take({sandbox_id: "tick"})[0]
+            return self._take(sandbox_id, "tick")
         self._counting[sandbox_id] = Counting(
             seq=known.seq,
             incarnation=machine,
             began_mono_s=self._clock.monotonic_s(),
-            base_cpu_us=self._read_cpu_us(pid) or 0,
+            base_cpu_us=(self._read_cpu_us(pid) or 0) if pid else 0,
             pid=pid,
         )
-        return self._take({sandbox_id: "ready"})[0]
+        return self._take(sandbox_id, "ready")
 
     def begin_paused(self, sandbox_id: SandboxId, owned_bytes: int) -> Sample:
         """Count storage of a sandbox that is paused, until its next `begin` or `end`."""
@@ -100,62 +104,65 @@ class UsageSampler:
             began_mono_s=self._clock.monotonic_s(),
             owned_mb=owned_bytes // MB,
         )
-        return self._take({sandbox_id: "paused"})[0]
+        return self._take(sandbox_id, "paused")
 
     def tick(self) -> list[Sample]:
         """A sample of everything that counts."""
-        return self._take({name: "tick" for name, c in self._counting.items() if c.incarnation})
+        return [self._take(name, "tick") for name, counting in self._counting.items() if counting.incarnation]
 
     def end(self, sandbox_id: SandboxId, kind: SampleKind = "stopped") -> Sample | None:
         """The last sample of a machine; None where nothing counted. Idempotent. Take it before the process is ended."""
         known = self._counting.get(sandbox_id)
         if known is None or not known.incarnation:
             return None
-        sample = self._take({sandbox_id: kind})[0]
+        sample = self._take(sandbox_id, kind)
         self._counting[sandbox_id] = Counting(seq=sample.seq)
-        self._save()
         return sample
 
     def forget(self, sandbox_id: SandboxId) -> None:
         """It will never count again. Idempotent."""
-        if self._counting.pop(sandbox_id, None) is not None:
-            self._save()
+        self._counting.pop(sandbox_id, None)
 
-    def _take(self, kinds: dict[SandboxId, SampleKind]) -> list[Sample]:
-        samples, read = [], dict[SandboxId, Counting]()
-        for sandbox_id, kind in kinds.items():
-            counting = read[sandbox_id] = self._read(self._counting[sandbox_id])
-            samples.append(
-                Sample(
-                    sandbox_id=sandbox_id,
-                    seq=counting.seq,
-                    incarnation=counting.incarnation,
-                    kind=kind,
-                    at_ms=int(self._clock.now_s() * 1000),
-                    counters=counting.counters,
-                ).sealed()
-            )
+    def write(self) -> None:
+        """Put every sample that was taken on the disk, so that it may be collected. Blocks; one call at a time.
+
+        Raises:
+            OSError: nothing is lost: the next call writes them again, numbered alike.
+        """
+        samples, counting = list(self._unwritten), dict(self._counting)
         self.log.append(samples)
-        self._counting.update(read)  # only now: where the disk refused, the same numbers are taken again
-        self._save()
-        return samples
+        # After the samples: what is lost between the two is found in them again.
+        self._save(counting)
+        del self._unwritten[: len(samples)]
+
+    def _take(self, sandbox_id: SandboxId, kind: SampleKind) -> Sample:
+        counting = self._counting[sandbox_id] = self._read(self._counting[sandbox_id])
+        sample = Sample(
+            sandbox_id=sandbox_id,
+            seq=counting.seq,
+            incarnation=counting.incarnation,
+            kind=kind,
+            at_ms=int(self._clock.now_s() * 1000),
+            counters=counting.counters,
+        ).sealed()
+        self._unwritten.append(sample)
+        return sample
 
     def _read(self, counting: Counting) -> Counting:
         passed_ms = max(0, int((self._clock.monotonic_s() - counting.began_mono_s) * 1000))
-        if counting.pid is None:
+        if counting.owned_mb is not None:
             counters = Used(paused_mb_ms=counting.owned_mb * passed_ms)
         else:
-            used = self._read_cpu_us(counting.pid)
+            used = self._read_cpu_us(counting.pid) if counting.pid else None
             # A process that is gone used at least what was read last; nobody knows more.
             new_us = 0 if used is None else used - counting.base_cpu_us
             counters = Used(cpu_us=max(counting.counters.cpu_us, new_us), running_ms=passed_ms)
         return replace(counting, seq=counting.seq + 1, counters=counters)
 
-    def _save(self) -> None:
-        """After the samples: what is lost between the two is found in them again."""
+    def _save(self, counting: Mapping[SandboxId, Counting]) -> None:
         temporary = self._state_path.with_suffix(".new")
         with temporary.open("w") as file:
-            json.dump({name: asdict(c) for name, c in self._counting.items()}, file)
+            json.dump({name: asdict(c) for name, c in counting.items()}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._state_path)

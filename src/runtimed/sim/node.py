@@ -63,6 +63,9 @@ class SimNode:
             machines_max=256,
         )
 
+    def vmm_pid(self, sandbox_id: SandboxId) -> int | None:
+        return None
+
     def on_ended(self, told: MachineEnded) -> None:
         self._told = told
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimed.billing import ledger
-from runtimed.billing.ledger import Entry, KeyPostedOtherwise, Ledger, LedgerAccount, Overdrawn
+from runtimed.billing.ledger import Ledger
+from runtimed.core import ledger
+from runtimed.core.ledger import Entry, KeyPostedOtherwise, LedgerAccount, Overdrawn
 
 from .ladder import ACCOUNT, SBX
 

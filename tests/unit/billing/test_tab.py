@@ -8,16 +8,18 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimed.billing import ledger, limits
+from runtimed.billing import limits
 from runtimed.billing.holds import Payer
-from runtimed.billing.ledger import Entry, Ledger
+from runtimed.billing.ledger import Ledger
 from runtimed.billing.limits import Standing
 from runtimed.billing.quote import worst_case
 from runtimed.billing.rating import Terms, rate
 from runtimed.billing.receipt import paid_by_entries, receipt
 from runtimed.billing.tab import Step, Tab, apply, close_tab, lease_changed, open_tab, paused, woken
+from runtimed.core import ledger
 from runtimed.core.errors import CallerError
 from runtimed.core.ids import SandboxId
+from runtimed.core.ledger import Entry
 from runtimed.core.money import Micros
 from runtimed.core.usage import UsageRecord, Used
 

@@ -63,7 +63,7 @@ def sampler(tmp_path: Path, clock: ManualClock, cpu: Cpu) -> UsageSampler:
 
 
 async def test_a_machine_counts_from_ready_to_its_stop(sampler: UsageSampler, clock: ManualClock, cpu: Cpu) -> None:
-    ready = sampler.begin(SBX, PID, "one")
+    ready = sampler.begin(SBX, "one", PID)
     await clock.advance(10)
     cpu.us = 2_500_000
     (tick,) = sampler.tick()
@@ -82,10 +82,11 @@ async def test_a_machine_counts_from_ready_to_its_stop(sampler: UsageSampler, cl
     assert sampler.end(SBX) is None
 
 
-async def test_samples_are_on_disk_before_anyone_has_them(sampler: UsageSampler, clock: ManualClock) -> None:
-    ready = sampler.begin(SBX, PID, "one")
+async def test_what_was_written_can_be_collected_until_it_was(sampler: UsageSampler, clock: ManualClock) -> None:
+    ready = sampler.begin(SBX, "one", PID)
     await clock.advance(10)
     (tick,) = sampler.tick()
+    sampler.write()
     sampler.log.close_segment()
     (path,) = sampler.log.closed()
 
@@ -100,12 +101,13 @@ async def test_samples_are_on_disk_before_anyone_has_them(sampler: UsageSampler,
 async def test_a_restarted_service_goes_on_counting_where_it_was(
     tmp_path: Path, sampler: UsageSampler, clock: ManualClock, cpu: Cpu
 ) -> None:
-    sampler.begin(SBX, PID, "one")
+    sampler.begin(SBX, "one", PID)
+    sampler.write()
     await clock.advance(10)
     again = UsageSampler(tmp_path, clock, read_cpu_us=cpu)
     await clock.advance(10)
     cpu.us = 3_000_000
-    found = again.begin(SBX, PID, "one")
+    found = again.begin(SBX, "one", PID)
 
     assert (found.seq, found.counters) == (2, Used(cpu_us=1_000_000, running_ms=20_000))
     assert len(again.log.closed()) == 1  # what the first one wrote waits to be collected
@@ -114,17 +116,17 @@ async def test_a_restarted_service_goes_on_counting_where_it_was(
 async def test_another_machine_of_the_same_sandbox_starts_at_zero_with_the_next_number(
     sampler: UsageSampler, clock: ManualClock, cpu: Cpu
 ) -> None:
-    sampler.begin(SBX, PID, "one")
+    sampler.begin(SBX, "one", PID)
     await clock.advance(10)
     sampler.end(SBX, "paused")
     cpu.us = 100
-    woken = sampler.begin(SBX, PID, "two")
+    woken = sampler.begin(SBX, "two", PID)
 
     assert (woken.seq, woken.counters, woken.incarnation) == (3, Used(), "two")
 
 
 async def test_a_paused_sandbox_counts_only_what_it_stores(sampler: UsageSampler, clock: ManualClock) -> None:
-    sampler.begin(SBX, PID, "one")
+    sampler.begin(SBX, "one", PID)
     sampler.end(SBX, "paused")
     sampler.begin_paused(SBX, 47_999_999)
     await clock.advance(10)
@@ -134,7 +136,7 @@ async def test_a_paused_sandbox_counts_only_what_it_stores(sampler: UsageSampler
 
 
 async def test_a_wall_clock_that_jumps_changes_no_counter(sampler: UsageSampler, clock: ManualClock) -> None:
-    sampler.begin(SBX, PID, "one")
+    sampler.begin(SBX, "one", PID)
     await clock.advance(10)
     clock._now_s -= 3600
     (tick,) = sampler.tick()
@@ -145,7 +147,7 @@ async def test_a_wall_clock_that_jumps_changes_no_counter(sampler: UsageSampler,
 async def test_a_process_that_is_gone_used_what_was_read_last(
     sampler: UsageSampler, clock: ManualClock, cpu: Cpu
 ) -> None:
-    sampler.begin(SBX, PID, "one")
+    sampler.begin(SBX, "one", PID)
     cpu.us = 2_700_000
     await clock.advance(10)
     sampler.tick()
@@ -158,18 +160,27 @@ async def test_a_process_that_is_gone_used_what_was_read_last(
 
 
 async def test_a_full_disk_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, sampler: UsageSampler, clock: ManualClock, cpu: Cpu
+    monkeypatch: pytest.MonkeyPatch, sampler: UsageSampler, clock: ManualClock
 ) -> None:
-    sampler.begin(SBX, PID, "one")
+    ready = sampler.begin(SBX, "one", PID)
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", _refuse)
-        await clock.advance(10)
         with pytest.raises(OSError, match="No space"):
-            sampler.tick()
+            sampler.write()
     await clock.advance(10)
     (tick,) = sampler.tick()
+    sampler.write()
+    sampler.log.close_segment()
 
-    assert (tick.seq, tick.counters.running_ms) == (2, 20_000)
+    found = [sample for path in sampler.log.closed() for sample in sampler.log.read(path).samples]
+    assert set(found) == {ready, tick}
+
+
+def test_a_simulated_machine_counts_time_alone(sampler: UsageSampler, clock: ManualClock) -> None:
+    sampler.begin(SBX, "one", None)
+    clock._mono_s += 10
+
+    assert sampler.tick()[0].counters == Used(running_ms=10_000)
 
 
 def _refuse(_: int) -> None:
@@ -177,8 +188,9 @@ def _refuse(_: int) -> None:
 
 
 def test_a_torn_or_changed_line_is_known(tmp_path: Path, sampler: UsageSampler) -> None:
-    sampler.begin(SBX, PID, "one")
+    sampler.begin(SBX, "one", PID)
     sampler.tick()
+    sampler.write()
     sampler.log.close_segment()
     (path,) = sampler.log.closed()
     first, second = path.read_bytes().splitlines()
