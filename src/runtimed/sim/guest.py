@@ -291,7 +291,7 @@ class SimFiles:
         return self.content.pop(path, None) is not None
 
     async def rename(self, source: str, target: str, *, overwrite: bool, user: UserName) -> None:
-        self.content[target] = self._data(source)
+        self._put(target, self._data(source), self.modes[source])
         del self.content[source]
 
     async def chmod(self, path: str, *, mode: int, user: UserName) -> None:

@@ -81,7 +81,8 @@ def issues(errors: Sequence[Any]) -> list[dict[str, str]]:
 
 def _field(loc: Sequence[str | int]) -> str:
     # FastAPI puts where it looked in front: ("body", "labels", "a").
-    parts = [str(p) for p in loc if p not in ("body", "query", "path", "header", "[key]")]
+    inside = loc[1:] if loc and loc[0] in ("body", "query", "path", "header") else loc
+    parts = [str(part) for part in inside if part != "[key]"]
     return ".".join(parts) or "body"
 
 
