@@ -53,7 +53,8 @@ def driver_of(request: pytest.FixtureRequest, root: Path) -> VmmDriver:
 
         return FakeDriver(root)
     from runtimed.node.accel import Verdict, emulator
-    from runtimed.node.vmm.qemu import JailPolicy, QemuDriver
+    from runtimed.node.vmm.launch import JailPolicy
+    from runtimed.node.vmm.qemu import QemuDriver
 
     qemu = request.getfixturevalue("qemu")
     verdict = Verdict(accel="tcg", reason="the contract is the same under both")

@@ -22,7 +22,8 @@ from runtimed.node.templates import TemplateMaker, Templates
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.argv import kernel_line
 from runtimed.node.vmm.base import MachinePlan
-from runtimed.node.vmm.qemu import JailPolicy, QemuDriver
+from runtimed.node.vmm.launch import JailPolicy
+from runtimed.node.vmm.qemu import QemuDriver
 from runtimed.node.warm import rehearse, warm
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The command line of QEMU: what must be on it whatever else changes."""
 
 from runtimed.core.specs import Shape
-from runtimed.node.vmm.argv import Emulator, Places, kernel_line, qemu_argv
+from runtimed.node.vmm.argv import Emulator, Places, Start, kernel_line, qemu_argv
 
 TCG = Emulator(command=("/usr/bin/qemu-system-x86_64",), accel="tcg", tsc_khz=2_596_150)
 KVM = Emulator(command=("/usr/bin/qemu-system-x86_64",), accel="kvm", tsc_khz=2_596_150)
@@ -13,28 +13,28 @@ def value(argv: list[str], option: str) -> str:
 
 
 def test_a_clone_opens_its_templates_memory_read_only_and_privately() -> None:
-    backend = value(qemu_argv(TCG, SHAPE, Places(), restore=True), "-object")
+    backend = value(qemu_argv(TCG, SHAPE, Places(), Start.CLONE), "-object")
 
     assert "mem-path=/t/memory" in backend
     assert {"share=off", "readonly=on", "rom=off"} <= set(backend.split(","))
 
 
 def test_no_machine_has_a_network_card() -> None:
-    for restore in (False, True):
-        line = " ".join(qemu_argv(KVM, SHAPE, Places(), restore=restore))
+    for start in Start:
+        line = " ".join(qemu_argv(KVM, SHAPE, Places(), start))
 
         assert "-netdev" not in line and "-nic" not in line and "virtio-net" not in line
         assert "-nodefaults" in line
 
 
 def test_seccomp_denies_spawning_and_privileges() -> None:
-    sandbox = value(qemu_argv(TCG, SHAPE, Places(), restore=True), "-sandbox").split(",")
+    sandbox = value(qemu_argv(TCG, SHAPE, Places(), Start.CLONE), "-sandbox").split(",")
 
     assert sandbox == ["on", "obsolete=deny", "elevateprivileges=deny", "spawn=deny", "resourcecontrol=deny"]
 
 
 def test_only_the_machines_own_disk_can_be_written() -> None:
-    argv = qemu_argv(TCG, SHAPE, Places(), restore=True)
+    argv = qemu_argv(TCG, SHAPE, Places(), Start.CLONE)
     disks = [argv[i + 1] for i, option in enumerate(argv) if option == "-blockdev"]
 
     writable = [d for d in disks if "read-only=on" not in d]
@@ -48,7 +48,20 @@ def test_under_emulation_the_guest_is_told_the_clock_rate_and_under_kvm_it_is_no
 
 
 def test_the_console_is_a_ring_so_that_a_guest_cannot_fill_the_hosts_disk() -> None:
-    argv = qemu_argv(TCG, SHAPE, Places(), restore=False)
+    argv = qemu_argv(TCG, SHAPE, Places(), Start.NEW)
 
     assert value(argv, "-serial") == "chardev:console"
     assert any(part.startswith("ringbuf,id=console,size=") for part in argv)
+
+
+def test_frozen_layers_lie_in_order_between_the_templates_disk_and_the_machines_own() -> None:
+    argv = qemu_argv(TCG, SHAPE, Places(layers=("/l/0", "/l/1")), Start.WOKEN)
+    disks = [
+        dict(part.split("=", 1) for part in argv[i + 1].split(",")) for i, o in enumerate(argv) if o == "-blockdev"
+    ]
+    backing = {disk["node-name"]: disk.get("backing") for disk in disks}
+
+    assert backing["disk0"] == "layer1"
+    assert backing["layer1"] == "layer0"
+    assert backing["layer0"] == "saved"
+    assert backing["saved"] == "rootfs"

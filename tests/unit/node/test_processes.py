@@ -5,8 +5,30 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+from runtimed.core.boot import ImageFiles
+from runtimed.core.specs import Shape
 from runtimed.node.vmm import journal
-from runtimed.node.vmm.processes import end, mark, same
+from runtimed.node.vmm.base import MachinePlan, Template
+from runtimed.node.vmm.processes import ProcessMark, end, mark, same
+
+
+def record_of(directory: Path, *, owner: ProcessMark | None, vmm: ProcessMark | None) -> journal.MachineRecord:
+    image = ImageFiles(
+        image_id="i", name="n", release="r", rootfs=directory, rootfs_bytes=0, kernel_id="k", kernel=directory,
+        initrd=directory, agent_id="a", agent_disk=directory,
+    )  # fmt: skip
+    shape = Shape(vcpu=1, memory_mib=512, disk_mib=3072)
+    plan = MachinePlan(machine_id=directory.name, directory=directory, image=image, shape=shape, layers=(directory,))
+    template = Template(key="t", directory=directory)
+    return journal.MachineRecord(plan=plan, template=template, owner=owner, jail=None, vmm=vmm)
+
+
+def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    record = record_of(tmp_path, owner=mark(os.getpid()), vmm=None)
+
+    journal.write(record)
+
+    assert journal.read(tmp_path) == record
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -51,7 +73,7 @@ def test_a_machine_is_left_over_exactly_when_its_service_is_gone(tmp_path: Path)
     theirs = mark(other.pid)
     for name, owner in (("kept", ours), ("left", theirs)):
         (tmp_path / name).mkdir()
-        journal.write(tmp_path / name, journal.MachineRecord(machine_id=name, owner=owner, jail=None, vmm=None))
+        journal.write(record_of(tmp_path / name, owner=owner, vmm=None))
     (tmp_path / "without-record").mkdir()
     other.kill()
     other.wait()
@@ -63,8 +85,7 @@ def test_ending_a_machine_of_the_journal_kills_its_processes_and_removes_its_fol
     vmm = sleeper()
     directory = tmp_path / "m"
     directory.mkdir()
-    record = journal.MachineRecord(machine_id="m", owner=None, jail=None, vmm=mark(vmm.pid))
-    journal.write(directory, record)
+    journal.write(record_of(directory, owner=None, vmm=mark(vmm.pid)))
 
     journal.end_machine(directory)
 

@@ -7,6 +7,7 @@ for the image's files.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 from runtimed.core.specs import Shape
@@ -24,10 +25,14 @@ class Places:
 
     machine: str = "/m"
     template: str = "/t"
+    state: str = f"/t/{DEVICE_STATE}"
+    """Device state to load: the template's, or what was kept of a clone."""
     kernel: str = f"/i/{KERNEL}"
     initrd: str = f"/i/{INITRD}"
     rootfs: str = f"/i/{ROOTFS}"
     agent_disk: str = f"/i/{AGENT_DISK}"
+    layers: tuple[str, ...] = ()
+    """Frozen disks between the template's and the machine's own, oldest first."""
 
 
 CONSOLE_RING_BYTES = 64 * 1024
@@ -82,6 +87,19 @@ def _memory(shape: Shape, places: Places, *, private: bool) -> list[str]:
     return ["-m", f"{shape.memory_mib}M", "-object", f"memory-backend-file,id=mem,size={shape.memory_mib}M,{where}"]
 
 
+class Start(StrEnum):
+    """How a machine begins, which decides what lies under its memory and its disk."""
+
+    NEW = "new"
+    """A cold boot of the image: memory in a file of its own, disk over the image."""
+    CLONE = "clone"
+    """Memory and device state of a template, disk over the template's."""
+    WOKEN = "woken"
+    """As a clone, with pages and device state that were kept of another one."""
+    FROM_DISK = "from_disk"
+    """A cold boot of a disk that has a template below it, with memory that can be kept like a clone's."""
+
+
 def _disks(places: Places, *, private: bool) -> list[str]:
     # Base files are shared by every machine and never written, hence no locking.
     shared = "read-only=on,file.driver=file,file.locking=off"
@@ -93,6 +111,10 @@ def _disks(places: Places, *, private: bool) -> list[str]:
             f"driver=qcow2,node-name=saved,{shared},file.filename={places.template}/{DISK},backing=rootfs",
         ]
         backing = "saved"
+        for number, layer in enumerate(places.layers):
+            frozen = f"driver=qcow2,node-name=layer{number},{shared},file.filename={layer},backing={backing}"
+            argv += ["-blockdev", frozen]
+            backing = f"layer{number}"
     # cache.no-flush: a guest's flush reaches the host's page cache, so that data survives the machine but not
     # a power cut of the host, which a sandbox does not promise.
     argv += [
@@ -109,8 +131,8 @@ def _disks(places: Places, *, private: bool) -> list[str]:
     return argv
 
 
-def qemu_argv(emulator: Emulator, shape: Shape, places: Places, *, restore: bool) -> list[str]:
-    """One microVM: a cold boot whose memory is a file of its own, or (`restore`) a clone of a template."""
+def qemu_argv(emulator: Emulator, shape: Shape, places: Places, start: Start) -> list[str]:
+    """One microVM."""
     argv = [
         *emulator.command,
         "-machine",
@@ -118,7 +140,7 @@ def qemu_argv(emulator: Emulator, shape: Shape, places: Places, *, restore: bool
         *_accel(emulator),
         "-smp",
         str(shape.vcpu),
-        *_memory(shape, places, private=restore),
+        *_memory(shape, places, private=start is not Start.NEW),
         "-nodefaults",
         "-no-user-config",
         "-display",
@@ -132,7 +154,7 @@ def qemu_argv(emulator: Emulator, shape: Shape, places: Places, *, restore: bool
         places.initrd,
         "-append",
         kernel_line(emulator),
-        *_disks(places, private=restore),
+        *_disks(places, private=start is not Start.NEW),
         "-chardev",
         f"ringbuf,id=console,size={CONSOLE_RING_BYTES}",
         "-serial",
@@ -146,8 +168,11 @@ def qemu_argv(emulator: Emulator, shape: Shape, places: Places, *, restore: bool
         "-qmp",
         f"unix:{places.machine}/{QMP_SOCKET},server=on,wait=off",
     ]
-    if restore:
+    if start in (Start.CLONE, Start.WOKEN):
         argv += ["-incoming", "defer"]  # then `load` over the monitor; the vCPUs run as soon as it is done
+    if start is Start.WOKEN:
+        # What was kept is device state alone, without the header that says which machine it is of.
+        argv += ["-global", "migration.send-configuration=off"]
     return argv
 
 

@@ -21,6 +21,8 @@ class MachinePlan:
     directory: Path
     image: ImageFiles
     shape: Shape
+    layers: tuple[Path, ...] = ()
+    """Frozen disks above the template's, oldest first: what a fork or a snapshot had written when it was taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,15 @@ class Template:
 
     key: str
     directory: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a stopped machine owned beyond its template: device state, its own pages of memory, its own disk."""
+
+    directory: Path
+    disk: Path | None = None
+    """The machine's own disk, moved into the machine that is started; None begins an empty one over the layers."""
 
 
 class VmmDriver(Protocol):
@@ -61,3 +72,36 @@ class VmmDriver(Protocol):
 
     def vmm_pid(self, machine_id: str) -> int | None:
         """Host pid of the machine's own process, for accounting; None when it is not running."""
+
+
+class MemoryDriver(VmmDriver, Protocol):
+    """A driver that can also keep a running machine's memory: for pause, wake, fork and snapshot."""
+
+    async def freeze(self, plan: MachinePlan) -> None:
+        """Stop the vCPUs; what was written to the disk is in its file. Idempotent."""
+
+    async def thaw(self, plan: MachinePlan) -> None:
+        """Let a frozen machine go on. Idempotent."""
+
+    async def keep(self, plan: MachinePlan, template: Template, into: Path) -> int:
+        """Write what a frozen clone of `template` owns into the folder `into`; it stays frozen. Answers the bytes.
+
+        Raises:
+            HostUnavailable, NoCapacity: the machine is as it was; what was written of `into` is of no use.
+        """
+
+    async def split_disk(self, plan: MachinePlan, layer: Path) -> None:
+        """Turn a frozen machine's disk into the read-only file `layer`; it writes to a new disk above that then."""
+
+    async def release(self, plan: MachinePlan, disk: Path) -> None:
+        """End a frozen machine and move its own disk to the file `disk`; nothing else of it is left."""
+
+    async def wake(self, plan: MachinePlan, template: Template, kept: Kept) -> None:
+        """Start from what was kept of a clone of `template`. If this raises, `kept` is as it was.
+
+        Raises:
+            HostUnavailable: the host refused, or QEMU did not take the state.
+        """
+
+    async def boot_disk(self, plan: MachinePlan, template: Template, disk: Path | None) -> None:
+        """Boot cold from the disk of a clone of `template` (moved into the machine), its layers, or the template's."""

@@ -141,42 +141,63 @@ def _scan_here(handle: int, span: Span) -> Iterator[tuple[int, int]]:
         yield start, span.address + span.length
 
 
-def copy_out(pid: int, memory: Iterable[Span], runs: Iterable[Run], target: int) -> int:
-    """Append the runs to the file `target`, in their order; the machine must be stopped. Answers bytes written."""
+def copy_to_file(pid: int, memory: Iterable[Span], runs: Iterable[Run], path: Path) -> int:
+    """Write the runs to a new file, in their order; the machine must be frozen. Answers the bytes written."""
     places = list(memory)
-    source = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
-    written = 0
+    source, written = os.open(f"/proc/{pid}/mem", os.O_RDONLY), 0
     try:
-        for address, length in _addresses(places, runs):
-            while length:
-                piece = os.pread(source, min(length, COPY_BYTES), address)
-                written += os.write(target, piece)
-                address, length = address + len(piece), length - len(piece)
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            for address, length in _addresses(places, runs):
+                while length:
+                    piece = os.pread(source, min(length, COPY_BYTES), address)
+                    written += _write_all(target, piece)
+                    address, length = address + len(piece), length - len(piece)
+        finally:
+            os.close(target)
     finally:
         os.close(source)
     return written
 
 
-def copy_in(pid: int, memory: Iterable[Span], runs: Iterable[Run], source: int) -> None:
-    """Write pages saved by `copy_out` into another clone's memory, before its device state is loaded."""
+def copy_from_file(pid: int, memory: Iterable[Span], runs: Iterable[Run], path: Path) -> None:
+    """Write pages saved by `copy_to_file` into another clone's memory, before its device state is loaded.
+
+    Raises:
+        EOFError: the file is shorter than its table says.
+    """
     places = list(memory)
     target = os.open(f"/proc/{pid}/mem", os.O_RDWR)
     try:
-        at = 0
-        for address, length in _addresses(places, runs):
-            while length:
-                piece = os.pread(source, min(length, COPY_BYTES), at)
-                if not piece:
-                    raise EOFError("the file of saved pages is shorter than its table")
-                done = os.pwrite(target, piece, address)
-                at, address, length = at + done, address + done, length - done
+        source = os.open(path, os.O_RDONLY)
+        try:
+            for address, length in _addresses(places, runs):
+                while length:
+                    piece = os.read(source, min(length, COPY_BYTES))
+                    if not piece:
+                        raise EOFError("the file of saved pages is shorter than its table")
+                    done = 0
+                    while done < len(piece):
+                        done += os.pwrite(target, piece[done:], address + done)
+                    address, length = address + len(piece), length - len(piece)
+        finally:
+            os.close(source)
     finally:
         os.close(target)
 
 
+def _write_all(target: int, piece: bytes) -> int:
+    done = 0
+    while done < len(piece):
+        done += os.write(target, piece[done:])
+    return done
+
+
 def _addresses(places: list[Span], runs: Iterable[Run]) -> Iterator[tuple[int, int]]:
     for run in runs:
-        span = next(s for s in places if s.offset <= run.offset < s.offset + s.length)
+        span = next((s for s in places if s.offset <= run.offset < s.offset + s.length), None)
+        if span is None:
+            raise LookupError("the machine has not mapped the memory that these pages belong to")
         yield span.address + run.offset - span.offset, run.length
 
 

@@ -10,7 +10,11 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from runtimed.core.boot import ImageFiles
+from runtimed.core.specs import Shape
+from runtimed.node.vmm.base import MachinePlan, Template
 from runtimed.node.vmm.processes import ProcessMark, end, same
 
 RECORD = "machine.json"
@@ -18,19 +22,24 @@ RECORD = "machine.json"
 
 @dataclass(frozen=True, kw_only=True)
 class MachineRecord:
-    machine_id: str
+    """All that is needed to find a machine again, or to end it."""
+
+    plan: MachinePlan
+    template: Template | None
+    """What its memory is mapped from; None for a machine that booted cold."""
     owner: ProcessMark | None
-    """The service that started it: while that lives, the machine is not left over."""
+    """The service that answers for it: while that lives, the machine is not left over."""
     jail: ProcessMark | None
     """The process that we started (the jail's own)."""
     vmm: ProcessMark | None
     """QEMU itself."""
 
 
-def write(directory: Path, record: MachineRecord) -> None:
-    """Replace the record in one step."""
+def write(record: MachineRecord) -> None:
+    """Replace the record in its machine's folder, in one step."""
+    directory = record.plan.directory
     temporary = directory / f".{RECORD}"
-    temporary.write_text(json.dumps(asdict(record)))
+    temporary.write_text(json.dumps(asdict(record), default=str))
     os.replace(temporary, directory / RECORD)
 
 
@@ -38,10 +47,37 @@ def read(directory: Path) -> MachineRecord | None:
     """The record of a machine's folder; None when there is none that can be read."""
     try:
         raw = json.loads((directory / RECORD).read_text())
-        marks = {k: ProcessMark(**raw[k]) if raw[k] else None for k in ("owner", "jail", "vmm")}
-        return MachineRecord(machine_id=str(raw["machine_id"]), **marks)
+        return MachineRecord(
+            plan=plan_from(raw["plan"]),
+            template=template_from(raw["template"]),
+            owner=_mark(raw["owner"]),
+            jail=_mark(raw["jail"]),
+            vmm=_mark(raw["vmm"]),
+        )
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
+
+
+def plan_from(raw: dict[str, Any]) -> MachinePlan:
+    """A plan from what `asdict` made of it."""
+    image = dict(raw["image"])
+    for name in ("rootfs", "kernel", "initrd", "agent_disk"):
+        image[name] = Path(image[name])
+    return MachinePlan(
+        machine_id=raw["machine_id"],
+        directory=Path(raw["directory"]),
+        image=ImageFiles(**image),
+        shape=Shape(**raw["shape"]),
+        layers=tuple(Path(layer) for layer in raw["layers"]),
+    )
+
+
+def template_from(raw: dict[str, Any] | None) -> Template | None:
+    return None if raw is None else Template(key=raw["key"], directory=Path(raw["directory"]))
+
+
+def _mark(raw: dict[str, Any] | None) -> ProcessMark | None:
+    return None if raw is None else ProcessMark(**raw)
 
 
 def machines(root: Path) -> list[Path]:

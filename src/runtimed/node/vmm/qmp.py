@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -61,4 +62,5 @@ async def monitor(directory: Path, *, within_s: float = 10.0) -> AsyncIterator[Q
     except QMPError as failure:
         raise ConnectionError(f"the machine's monitor failed: {failure}") from failure
     finally:
-        await client.disconnect()
+        with contextlib.suppress(EOFError, OSError, QMPError):  # it may have ended while we hung up
+            await client.disconnect()
