@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import httpx
@@ -85,6 +85,19 @@ async def chunks_of(response: httpx.Response, left_s: Callable[[], float | None]
         except TimeoutError:
             raise httpx.ReadTimeout("its time is over", request=response.request) from None
         yield chunk
+
+
+@contextlib.asynccontextmanager
+async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close an iterator that is left half way here and now, and with it the connection under it.
+
+    Left to the garbage collector, nested ones are closed in any order when the event loop ends, and complain.
+    """
+    try:
+        yield items
+    finally:
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *, at_once: int) -> None:

@@ -69,8 +69,9 @@ class AsyncProcess:
         """
         follower = self._follower(cursor, timeout_seconds)
         try:
-            async for event in self._t.follow(follower):
-                yield event
+            async with _io.closing(self._t.follow(follower)) as events:
+                async for event in events:
+                    yield event
         except OutcomeUnknownError as error:
             if timeout_seconds is None or follower.time_left_s():
                 raise
@@ -93,13 +94,14 @@ class AsyncProcess:
                 code="binary_output_unavailable",
                 hint='Spawn it with output_encoding="base64".',
             )
-        async for event in self.output(cursor, timeout_seconds=timeout_seconds):
-            if event["type"] not in ("stdout", "stderr"):
-                yield event
-                continue
-            if "base64" not in event:
-                raise RuntimeError("Output came without its bytes.", code="invalid_process_output", status=502)
-            yield {"type": event["type"], "offset": event["offset"], "data": chunk_bytes(event)}
+        async with _io.closing(self.output(cursor, timeout_seconds=timeout_seconds)) as events:
+            async for event in events:
+                if event["type"] not in ("stdout", "stderr"):
+                    yield event
+                    continue
+                if "base64" not in event:
+                    raise RuntimeError("Output came without its bytes.", code="invalid_process_output", status=502)
+                yield {"type": event["type"], "offset": event["offset"], "data": chunk_bytes(event)}
 
     async def wait(self) -> CommandResult:
         """Wait for the end and return all output that the service still has.

@@ -329,8 +329,8 @@ class AsyncSandboxCommands(AsyncSandboxChanges):
             command=command, cwd=cwd, user=user, env=env, stdin=stdin, timeout_ms=timeout_ms, trace_files=trace_files
         )
         follower = self._follower(spec, idempotency_key)
-        async with self._ended_when_interrupted(follower):
-            async for event in self._t.follow(follower):
+        async with self._ended_when_interrupted(follower), _io.closing(self._t.follow(follower)) as events:
+            async for event in events:
                 yield event
 
     async def spawn(
@@ -370,8 +370,8 @@ class AsyncSandboxCommands(AsyncSandboxChanges):
     async def _exec_collected(self, spec: CommandSpec, collector: ResultCollector, key: str | None) -> CommandResult:
         last: Json = {}
         follower = self._follower(spec, key)
-        async with self._ended_when_interrupted(follower):
-            async for event in self._t.follow(follower):
+        async with self._ended_when_interrupted(follower), _io.closing(self._t.follow(follower)) as events:
+            async for event in events:
                 await _io.told(collector.add(event))
                 last = event
         return collector.result(last)
@@ -392,8 +392,9 @@ class AsyncSandboxCommands(AsyncSandboxChanges):
     async def _end_command(self, follower: Follower) -> None:
         try:
             if follower.process_id is None:
-                async for _ in self._t.follow(follower):
-                    break
+                async with _io.closing(self._t.follow(follower)) as events:
+                    async for _ in events:
+                        break
             if follower.process_id is not None and not follower.ended:
                 await self._t.send(_calls.signal_process(self.id, follower.process_id, "SIGTERM"))
         except RuntimeError as error:

@@ -108,8 +108,11 @@ class AsyncTransport:
                 continue
             failure: RuntimeError | TransportFailure | None = None
             try:
-                async with self.opened(step.call, total_s=follower.time_left_s()) as response:
-                    async for chunk in _io.chunks_of(response, follower.time_left_s):
+                async with (
+                    self.opened(step.call, total_s=follower.time_left_s()) as response,
+                    _io.closing(_io.chunks_of(response, follower.time_left_s)) as chunks,
+                ):
+                    async for chunk in chunks:
                         for event in follower.feed(chunk):
                             yield event
                         if follower.ended:

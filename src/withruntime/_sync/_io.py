@@ -4,7 +4,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -87,6 +87,16 @@ def chunks_of(response: httpx.Response, left_s: Callable[[], float | None]) -> I
     """Yield a body as it comes; no chunk is waited for longer than is left."""
     with cut_after(response, left_s()):
         yield from response.iter_raw()
+
+
+@contextlib.contextmanager
+def closing(items: Iterator[T]) -> Iterator[Iterator[T]]:
+    """Close an iterator that is left half way here and now, and with it the connection under it."""
+    try:
+        yield items
+    finally:
+        if isinstance(items, Generator):
+            items.close()
 
 
 def for_each(items: Iterable[T], work: Callable[[T], object], *, at_once: int) -> None:

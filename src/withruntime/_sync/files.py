@@ -49,10 +49,11 @@ class Files(Transfers):
         try:
             with self._t.body(_file_calls.read(self._id, path)) as response:
                 promise = _file_calls.promise_of(response.headers)
-                for piece in _io.chunks_of(response, lambda: None):
-                    digest.update(piece)
-                    length += len(piece)
-                    yield piece
+                with _io.closing(_io.chunks_of(response, lambda: None)) as pieces:
+                    for piece in pieces:
+                        digest.update(piece)
+                        length += len(piece)
+                        yield piece
         except TransportFailure as failure:
             raise _file_calls.incomplete(path) from failure
         if not promise.kept(length, digest.hexdigest):

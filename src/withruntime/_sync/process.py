@@ -71,8 +71,9 @@ class Process:
         """
         follower = self._follower(cursor, timeout_seconds)
         try:
-            for event in self._t.follow(follower):
-                yield event
+            with _io.closing(self._t.follow(follower)) as events:
+                for event in events:
+                    yield event
         except OutcomeUnknownError as error:
             if timeout_seconds is None or follower.time_left_s():
                 raise
@@ -95,13 +96,14 @@ class Process:
                 code="binary_output_unavailable",
                 hint='Spawn it with output_encoding="base64".',
             )
-        for event in self.output(cursor, timeout_seconds=timeout_seconds):
-            if event["type"] not in ("stdout", "stderr"):
-                yield event
-                continue
-            if "base64" not in event:
-                raise RuntimeError("Output came without its bytes.", code="invalid_process_output", status=502)
-            yield {"type": event["type"], "offset": event["offset"], "data": chunk_bytes(event)}
+        with _io.closing(self.output(cursor, timeout_seconds=timeout_seconds)) as events:
+            for event in events:
+                if event["type"] not in ("stdout", "stderr"):
+                    yield event
+                    continue
+                if "base64" not in event:
+                    raise RuntimeError("Output came without its bytes.", code="invalid_process_output", status=502)
+                yield {"type": event["type"], "offset": event["offset"], "data": chunk_bytes(event)}
 
     def wait(self) -> CommandResult:
         """Wait for the end and return all output that the service still has.

@@ -331,8 +331,8 @@ class SandboxCommands(SandboxChanges):
             command=command, cwd=cwd, user=user, env=env, stdin=stdin, timeout_ms=timeout_ms, trace_files=trace_files
         )
         follower = self._follower(spec, idempotency_key)
-        with self._ended_when_interrupted(follower):
-            for event in self._t.follow(follower):
+        with self._ended_when_interrupted(follower), _io.closing(self._t.follow(follower)) as events:
+            for event in events:
                 yield event
 
     def spawn(
@@ -372,8 +372,8 @@ class SandboxCommands(SandboxChanges):
     def _exec_collected(self, spec: CommandSpec, collector: ResultCollector, key: str | None) -> CommandResult:
         last: Json = {}
         follower = self._follower(spec, key)
-        with self._ended_when_interrupted(follower):
-            for event in self._t.follow(follower):
+        with self._ended_when_interrupted(follower), _io.closing(self._t.follow(follower)) as events:
+            for event in events:
                 _io.told(collector.add(event))
                 last = event
         return collector.result(last)
@@ -394,8 +394,9 @@ class SandboxCommands(SandboxChanges):
     def _end_command(self, follower: Follower) -> None:
         try:
             if follower.process_id is None:
-                for _ in self._t.follow(follower):
-                    break
+                with _io.closing(self._t.follow(follower)) as events:
+                    for _ in events:
+                        break
             if follower.process_id is not None and not follower.ended:
                 self._t.send(_calls.signal_process(self.id, follower.process_id, "SIGTERM"))
         except RuntimeError as error:

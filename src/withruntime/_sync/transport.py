@@ -110,8 +110,11 @@ class Transport:
                 continue
             failure: RuntimeError | TransportFailure | None = None
             try:
-                with self.opened(step.call, total_s=follower.time_left_s()) as response:
-                    for chunk in _io.chunks_of(response, follower.time_left_s):
+                with (
+                    self.opened(step.call, total_s=follower.time_left_s()) as response,
+                    _io.closing(_io.chunks_of(response, follower.time_left_s)) as chunks,
+                ):
+                    for chunk in chunks:
                         for event in follower.feed(chunk):
                             yield event
                         if follower.ended:

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from withruntime._async import _io
 from withruntime._async.process import AsyncProcess
@@ -89,12 +90,13 @@ async def _pass_output(process: AsyncProcess, wait_s: float | None, *, collect: 
     collector = ResultCollector(process_id=process.id)
     out = DaemonThread()
     last: Json = {}
-    async for event in process.output(timeout_seconds=wait_s):
-        last = event
-        if collect or event["type"] not in ("stdout", "stderr"):
-            collector.add(event)
-        else:
-            await out.do(write_event, event)
+    async with _io.closing(process.output(timeout_seconds=wait_s)) as events:
+        async for event in events:
+            last = event
+            if collect or event["type"] not in ("stdout", "stderr"):
+                collector.add(event)
+            else:
+                await out.do(partial(write_event, event))
     return collector.result(last)
 
 
@@ -161,14 +163,14 @@ class DaemonThread:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True, name="runtime-stdout").start()
 
-    async def do(self, work: Callable[[Json], None], argument: Json) -> None:
+    async def do(self, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
         def attempt() -> None:
             failure: OSError | None = None
             try:
-                work(argument)
+                work()
             except OSError as error:
                 failure = error
             if not loop.is_closed():

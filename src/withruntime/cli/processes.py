@@ -1,9 +1,11 @@
 """The commands for processes that go on by themselves: spawn, ps, logs, kill."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from withruntime._async import _io
 from withruntime._async.client import AsyncRuntime
 from withruntime._stream import chunk_bytes
 from withruntime.cli import attached, terminal
@@ -94,15 +96,16 @@ def logs(
         if there is not None and cursor >= there:
             return
         out = DaemonThread()
-        async for event in found.output(cursor):
-            if json:
-                terminal.show_json_line(event)
-            elif event["type"] == "truncated":
-                terminal.note(f"{event.get('droppedBytes')} bytes are not kept any more")
-            elif event["type"] in ("stdout", "stderr"):
-                await out.do(attached.write_event, event)
-            if there is not None and event.get("offset", -1) + len(_bytes(event)) >= there:
-                return
+        async with _io.closing(found.output(cursor)) as events:
+            async for event in events:
+                if json:
+                    terminal.show_json_line(event)
+                elif event["type"] == "truncated":
+                    terminal.note(f"{event.get('droppedBytes')} bytes are not kept any more")
+                elif event["type"] in ("stdout", "stderr"):
+                    await out.do(partial(attached.write_event, event))
+                if there is not None and event.get("offset", -1) + len(_bytes(event)) >= there:
+                    return
 
     terminal.run(work)
 

@@ -1,10 +1,12 @@
 """The commands for files: cp, cat, files."""
 
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
 
+from withruntime._async import _io
 from withruntime._async.client import AsyncRuntime
 from withruntime.cli import attached, terminal
 from withruntime.cli.attached import DaemonThread
@@ -64,8 +66,9 @@ def cat(
     async def work(client: AsyncRuntime) -> None:
         found = await terminal.find_sandbox(client, sandbox)
         out = DaemonThread()
-        async for piece in found.files.read_stream(_absolute(path)):
-            await out.do(lambda data: attached.write_all(attached.STDOUT, data["piece"]), {"piece": piece})
+        async with _io.closing(found.files.read_stream(_absolute(path))) as pieces:
+            async for piece in pieces:
+                await out.do(partial(attached.write_all, attached.STDOUT, piece))
 
     terminal.run(work)
 

@@ -233,7 +233,9 @@ def test_logs_of_a_process_that_still_runs_end_with_what_is_there(service: Scrip
     service.on("GET", f"{PROCESSES}/p", answer(PROCESS))
     service.on("GET", OUTPUT, Reply(chunks=ndjson(chunk(b"abc", 0)).chunks, hold_end=service.closing))
 
-    assert runtime("sandbox", "logs", "a", "p").stdout == b"abc"
+    done = runtime("sandbox", "logs", "a", "p")
+
+    assert (done.stdout, done.stderr) == (b"abc", b"")
 
 
 def test_cp_goes_both_ways(service: ScriptedServer, tmp_path: Path):
