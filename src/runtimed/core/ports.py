@@ -5,15 +5,15 @@ The node implements `Node` with real machines; tests with fakes that pass the sa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Literal, Protocol
 
 from runtimed.core.commands import Captured, Command, ProcessEvent, ProcessInfo
 from runtimed.core.files import FileEntry, FileHead, WriteOptions
 from runtimed.core.ids import ProcessId, SandboxId
-from runtimed.core.specs import Capacity, MachineSpec, Started, UserName
-from runtimed.core.usage import SampleBatch, SampleKind
+from runtimed.core.specs import Capacity, MachineSpec, Started, Stored, UserName
+from runtimed.core.usage import Counted, Sample, SampleBatch, SampleKind
 
 
 class FileReading(Protocol):
@@ -123,6 +123,12 @@ class MachineEnded(Protocol):
     async def __call__(self, sandbox_id: SandboxId, why: str) -> None: ...
 
 
+class PauseSettled(Protocol):
+    """Called once after each `pause` that was not called off: with what was kept, or with why it runs on."""
+
+    async def __call__(self, sandbox_id: SandboxId, stored: Stored | None, why: str) -> None: ...
+
+
 class Node(Protocol):
     """Machines of one host."""
 
@@ -133,8 +139,50 @@ class Node(Protocol):
             NoCapacity, HostUnavailable, ImageNotFound, StartFailed.
         """
 
-    async def stop(self, sandbox_id: SandboxId) -> None:
-        """End the machine and everything of it on the host. Stopping one that is not there is done already."""
+    async def stop(self, sandbox_id: SandboxId, *, keep_disk: bool = False) -> None:
+        """End the machine and everything of it on the host, what was kept of it included. Idempotent.
+
+        With `keep_disk` what was written and acknowledged stays on a disk that `wake` boots cold.
+        """
+
+    async def pause(self, sandbox_id: SandboxId) -> None:
+        """Return once the vCPUs have stopped; memory and disk are written afterwards, and `on_paused` is told.
+
+        Open streams end with Interrupted and their cursor.
+
+        Raises:
+            MachineGone; NoCapacity when the disk has no room for the memory (the machine goes on).
+        """
+
+    async def wake(self, spec: MachineSpec) -> Started:
+        """Run again what `pause` or `stop(keep_disk=True)` kept. A pause that is still being written is called off.
+
+        Raises:
+            NoCapacity, HostUnavailable, StartFailed: what was kept is as it was.
+            NotFound: nothing was kept of this sandbox.
+        """
+
+    async def fork(self, sandbox_id: SandboxId, children: Sequence[MachineSpec]) -> list[Started]:
+        """Start copies of a running machine; it stops for the capture only. All copies start, or none does.
+
+        Raises:
+            MachineGone, NoCapacity, HostUnavailable, StartFailed: the source goes on.
+        """
+
+    async def snapshot(self, sandbox_id: SandboxId, snapshot_id: str, mode: Literal["memory", "disk"]) -> Stored:
+        """Keep a running or paused sandbox as it is now; it goes on as it was. `MachineSpec.snapshot_id` copies it."""
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        """Remove a snapshot; copies that run keep what they need. Idempotent."""
+
+    def stored(self, sandbox_id: SandboxId) -> Stored | None:
+        """What is kept of a sandbox that does not run; None when there is nothing."""
+
+    async def adopt(self) -> frozenset[SandboxId]:
+        """At the start: take over the machines that an earlier service left running, and end what has no sandbox."""
+
+    def lease(self, sandbox_id: SandboxId, ends_in_s: float) -> None:
+        """Tell the lease guard when to end the machine if this service is not there to do it."""
 
     def guest(self, sandbox_id: SandboxId) -> Guest:
         """Raises MachineGone when there is none."""
@@ -149,6 +197,9 @@ class Node(Protocol):
 
     def on_ended(self, told: MachineEnded) -> None:
         """Who is told about machines that ended by themselves."""
+
+    def on_paused(self, told: PauseSettled) -> None:
+        """Who is told how the writing of a pause came out."""
 
 
 class Meter(Protocol):
@@ -174,3 +225,13 @@ class Meter(Protocol):
 
     async def collected(self, batches: list[SampleBatch]) -> None:
         """These were kept. Idempotent."""
+
+
+class SampleCounter(Protocol):
+    """Turns samples into records, each exactly once. Pure: where a count stands is kept by the caller."""
+
+    def count(self, sandbox_id: SandboxId, document: Mapping[str, object] | None, samples: Iterable[Sample]) -> Counted:
+        """Count these samples as far as they follow each other; those that came before add nothing."""
+
+    def finish(self, sandbox_id: SandboxId, document: Mapping[str, object] | None) -> Counted:
+        """No more will come: count what waits for an earlier one."""

@@ -33,13 +33,16 @@ class MachineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Under every command, process and terminal of the sandbox."""
     user: UserName = "sandbox"
+    snapshot_id: str | None = None
+    """Begin as a copy of this snapshot; `image` and `shape` are then the snapshot's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
     """How a machine came up, for the receipt: each step in milliseconds since it was asked."""
 
-    how: Literal["spare", "template", "cold"]
+    how: Literal["spare", "template", "cold", "wake", "thaw", "fork", "snapshot"]
+    """`cold` boots a disk; `thaw` is a wake that came before the memory was written; `snapshot` has its memory."""
     image_id: str
     steps_ms: Mapping[str, float]
     clock_skew_ms: float
@@ -57,3 +60,16 @@ class Capacity:
     memory_used_mib: int
     machines: int
     machines_max: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a paused sandbox or a snapshot alone owns on the host's disk."""
+
+    mode: Literal["memory", "disk"]
+    generation: int
+    """Memory and disk carry the same number, or the memory is not used."""
+    memory_bytes: int
+    disk_bytes: int
+    shape: Shape
+    image: str
