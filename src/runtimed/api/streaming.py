@@ -49,6 +49,8 @@ class Streamed(Response):
                     try:
                         async for chunk in body:
                             await pulse.send_body(chunk, more=True)
+                            # Sending to a client that has left returns at once: let the watch have its turn.
+                            await asyncio.sleep(0)
                         await pulse.send_body(b"", more=False)
                     finally:
                         watch.cancel()

@@ -86,7 +86,6 @@ async def test_me_and_limits_answer_what_is_true(api: Api) -> None:
         ("POST", "/v1/images", 501, "unavailable"),
         ("GET", "/v1/sandboxes/x/previews", 501, "unavailable"),
         ("POST", "/v1/sandboxes/x/interpreter:run", 501, "unavailable"),
-        ("PUT", "/v1/sandboxes/x/network", 501, "unavailable"),
     ],
 )
 async def test_every_refusal_has_the_same_shape(api: Api, method: str, path: str, status: int, code: str) -> None:
