@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from runtimed.billing.rating import HOUR_MS, Funding
 from runtimed.core.errors import (
@@ -19,12 +18,10 @@ from runtimed.core.errors import (
     SpendingLimitReached,
     TrialExhausted,
 )
-from runtimed.core.money import Micros, format_usd
+from runtimed.core.money import AskedFunding, Micros, format_usd
 
 DAY_S = 86_400
 """A daily limit looks at any 24 hours, not at a calendar day: nobody gets two days' money around midnight."""
-
-AskedFunding = Literal["trial", "paid"] | None
 
 
 @dataclass(frozen=True, kw_only=True)

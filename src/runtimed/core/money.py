@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import NewType
+from dataclasses import dataclass
+from typing import Literal, NewType
 
 from runtimed.core.errors import InvalidRequest
 
 Micros = NewType("Micros", int)
 """Microdollars: 1,000,000 is one US dollar."""
+
+AskedFunding = Literal["trial", "paid"] | None
+"""What a caller wants to pay with; None leaves it to the service."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """What the caller of a create allows it to cost, and what it pays with."""
+
+    max_cost_micros: Micros | None = None
+    """Of the first lease."""
+    max_total_micros: Micros | None = None
+    """Of all its life."""
+    funding: AskedFunding = None
+
 
 MICROS_PER_USD = 1_000_000
 MICROS_PER_CENT = 10_000

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, Self
 
-from runtimed.core.ids import SandboxId
+from runtimed.core.ids import AccountId, KeyId, SandboxId
 
 SampleKind = Literal["ready", "tick", "paused", "stopped"]
 """Why a sample was taken: the machine became ready, time went by, its vCPUs stopped (for now, or for good)."""
@@ -87,8 +88,37 @@ class UsageRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What some samples added, and where the count stands after them."""
+
+    document: Mapping[str, object]
+    records: tuple[UsageRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampleBatch:
     """Samples that a host hands over together, until it is told that they were kept."""
 
     name: str
     samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageRun:
+    """Samples of one sandbox that were counted together, and what they cost."""
+
+    sandbox_id: SandboxId
+    first_seq: int
+    last_seq: int
+    """No two runs of a sandbox share a sample."""
+    account_id: AccountId
+    key_id: KeyId
+    at_s: float
+    """Wall clock of the last sample."""
+    used: Used
+    mib_ms: int
+    """Memory that was reserved, times how long."""
+    credited: bool
+    micros: int
+    sample_hashes: tuple[str, ...]
+    """One for each sample: the proof that none was counted twice."""

@@ -59,6 +59,8 @@ class Counting:
     """As last read."""
     pid: int | None = None
     """None where there is no process to read: a paused sandbox, a simulated machine."""
+    gone: bool = False
+    """Its process ended without anyone taking a last sample: what was read last is all that it used."""
     owned_mb: int | None = None
     """Decimal megabytes that a paused sandbox alone owns; None while it runs."""
 
@@ -84,7 +86,7 @@ class UsageSampler:
         """
         known = self._counting.get(sandbox_id, Counting(seq=0))
         if known.incarnation == machine:
-            self._counting[sandbox_id] = replace(known, pid=pid)
+            self._counting[sandbox_id] = replace(known, pid=pid, gone=False)
             return self._take(sandbox_id, "tick")
         self._counting[sandbox_id] = Counting(
             seq=known.seq,
@@ -149,15 +151,18 @@ class UsageSampler:
         return sample
 
     def _read(self, counting: Counting) -> Counting:
+        counting = replace(counting, seq=counting.seq + 1)
         passed_ms = max(0, int((self._clock.monotonic_s() - counting.began_mono_s) * 1000))
+        if counting.gone:
+            return counting
         if counting.owned_mb is not None:
-            counters = Used(paused_mb_ms=counting.owned_mb * passed_ms)
-        else:
-            used = self._read_cpu_us(counting.pid) if counting.pid else None
-            # A process that is gone used at least what was read last; nobody knows more.
-            new_us = 0 if used is None else used - counting.base_cpu_us
-            counters = Used(cpu_us=max(counting.counters.cpu_us, new_us), running_ms=passed_ms)
-        return replace(counting, seq=counting.seq + 1, counters=counters)
+            return replace(counting, counters=Used(paused_mb_ms=counting.owned_mb * passed_ms))
+        if counting.pid is None:
+            return replace(counting, counters=Used(running_ms=passed_ms))
+        if (used := self._read_cpu_us(counting.pid)) is None:
+            return replace(counting, gone=True)
+        cpu = max(counting.counters.cpu_us, used - counting.base_cpu_us)
+        return replace(counting, counters=Used(cpu_us=cpu, running_ms=passed_ms))
 
     def _save(self, counting: Mapping[SandboxId, Counting]) -> None:
         temporary = self._state_path.with_suffix(".new")
@@ -172,7 +177,11 @@ class UsageSampler:
         if self._state_path.exists():
             raw: dict[str, dict[str, Any]] = json.loads(self._state_path.read_text())
             for name, values in raw.items():
-                counting[SandboxId(name)] = Counting(**{**values, "counters": Used(**values["counters"])})
+                known = Counting(**{**values, "counters": Used(**values["counters"])})
+                if known.owned_mb is None:
+                    # Until `begin` finds the same machine again: its pid may be anybody's by now.
+                    known = replace(known, pid=None, gone=True)
+                counting[SandboxId(name)] = known
         for path in self.log.closed():
             for sample in self.log.read(path).samples:
                 known = counting.get(sample.sandbox_id, Counting(seq=0))

@@ -113,6 +113,21 @@ async def test_a_restarted_service_goes_on_counting_where_it_was(
     assert len(again.log.closed()) == 1  # what the first one wrote waits to be collected
 
 
+async def test_a_machine_that_was_not_found_again_counts_no_more(
+    tmp_path: Path, sampler: UsageSampler, clock: ManualClock, cpu: Cpu
+) -> None:
+    sampler.begin(SBX, "one", PID)
+    await clock.advance(10)
+    sampler.tick()
+    sampler.write()
+    again = UsageSampler(tmp_path, clock, read_cpu_us=cpu)
+    await clock.advance(1000)
+    cpu.us = 900_000_000  # another process has its pid by now
+    (tick,) = again.tick()
+
+    assert tick.counters == Used(running_ms=10_000)
+
+
 async def test_another_machine_of_the_same_sandbox_starts_at_zero_with_the_next_number(
     sampler: UsageSampler, clock: ManualClock, cpu: Cpu
 ) -> None:
@@ -156,7 +171,7 @@ async def test_a_process_that_is_gone_used_what_was_read_last(
     end = sampler.end(SBX)
 
     assert end is not None
-    assert end.counters == Used(cpu_us=700_000, running_ms=11_000)
+    assert end.counters == Used(cpu_us=700_000, running_ms=10_000)
 
 
 async def test_a_full_disk_loses_nothing(

@@ -1,0 +1,266 @@
+"""Takes money aside before a sandbox starts, charges what its host measured, and gives the rest back when it ends.
+
+Prices, limits and entries are decided by billing and meter; this file reads the books, asks them, and writes both
+the tab and its entries in one transaction. Everything can be done twice: a sample counts once, an entry posts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from runtimed.billing import limits
+from runtimed.billing import tab as tabs
+from runtimed.billing.holds import Payer
+from runtimed.billing.kept import keep, tab_of
+from runtimed.billing.limits import DAY_S, Standing
+from runtimed.billing.pricebook import PriceBook
+from runtimed.billing.quote import worst_case
+from runtimed.billing.rating import HOUR_MS, Terms, rate
+from runtimed.billing.tab import Step, Tab
+from runtimed.core import ledger
+from runtimed.core.clock import Clock
+from runtimed.core.errors import BudgetExceeded
+from runtimed.core.ids import AccountId, KeyId, SandboxId
+from runtimed.core.ledger import Entry
+from runtimed.core.money import Micros, Spending
+from runtimed.core.ports import Meter, SampleCounter
+from runtimed.core.sandbox import SandboxRecord
+from runtimed.core.usage import Counted, Sample, UsageRecord, UsageRun, Used
+from runtimed.store.books import Books, OpenBooks
+
+MS = 1000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChargingParts:
+    books: Books
+    meter: Meter
+    counter: SampleCounter
+    prices: PriceBook
+    clock: Clock
+
+
+class Charging:
+    """The till of one service."""
+
+    def __init__(self, parts: ChargingParts) -> None:
+        self._books = parts.books
+        self._meter = parts.meter
+        self._counter = parts.counter
+        self._prices = parts.prices
+        self._clock = parts.clock
+        self._collecting = asyncio.Lock()
+
+    async def open(self, record: SandboxRecord, spending: Spending) -> None:
+        """Hold what the first lease of a new sandbox can cost at most.
+
+        Raises:
+            BudgetExceeded, SpendingLimitReached, InsufficientFunds, TrialExhausted, QuotaExceeded: nothing is held.
+        """
+        now_s = self._clock.now_s()
+        async with self._books.open(record.account_id) as books:
+            standing = await self._standing(books, record.key_id)
+            terms = Terms(
+                rates=self._prices.at(now_s).rates,
+                vcpu=record.shape.vcpu,
+                memory_mib=record.shape.memory_mib,
+                max_total_micros=spending.max_total_micros,
+            )
+            lease_ms = record.lease_s * MS
+            worst = worst_case(terms, lease_ms)
+            limits.check_places(standing)
+            limits.check_budget(worst, spending.max_cost_micros)
+            _check_lifetime(terms.max_total_micros)
+            capped = min(worst, terms.max_total_micros) if terms.max_total_micros is not None else worst
+            funding = limits.choose_funding(spending.funding, standing, worst=capped, lease_ms=lease_ms)
+            payer = Payer(
+                account_id=record.account_id,
+                key_id=record.key_id,
+                sandbox_id=record.id,
+                funding=funding,
+                prepaid=standing.prepaid,
+            )
+            step = tabs.open_tab(payer, replace(terms, funding=funding), lease_ms=lease_ms, at_s=now_s)
+            limits.check_hold(funding, standing, step.newly_held)
+            await _write(books, step, running=True)
+
+    def began(self, sandbox_id: SandboxId) -> None:
+        """Its machine is ready: from now on its use counts. Idempotent."""
+        self._meter.begin(sandbox_id)
+
+    async def lease_changed(self, record: SandboxRecord, left_s: float) -> None:
+        """Hold for a lease that lasts so much longer, or give back what a shorter one needs less.
+
+        Raises:
+            BudgetExceeded, SpendingLimitReached, InsufficientFunds, TrialExhausted: the lease stays as it is.
+        """
+        await self.collect()
+        async with self._books.open(record.account_id) as books:
+            if (kept := await books.tab(record.id)) is None:
+                return
+            tab = tab_of(kept)
+            _check_lifetime(tab.may_still_cost)
+            step = tabs.lease_changed(tab, left_ms=int(left_s * MS), at_s=self._clock.now_s())
+            standing = await self._standing(books, tab.payer.key_id)
+            limits.check_hold(tab.terms.funding, standing, step.newly_held)
+            await _write(books, step, running=True)
+
+    async def lifetime_cap(self, record: SandboxRecord, cap: Micros | None, *, field: str) -> None:
+        """Set or lift the most that a sandbox may cost in all its life.
+
+        Raises:
+            InvalidRequest: the cap is below what is spent and held already; it names `field`.
+            SpendingLimitReached, InsufficientFunds: what a lifted cap has to hold more is not there.
+        """
+        await self.collect()
+        async with self._books.open(record.account_id) as books:
+            if (kept := await books.tab(record.id)) is None:
+                return
+            tab = tab_of(kept)
+            if cap is not None and tab.terms.funding == "credit":
+                limits.check_new_limit(cap, in_use=tab.charged + tab.held, field=field)
+            changed = replace(tab, terms=replace(tab.terms, max_total_micros=cap))
+            step = tabs.lease_changed(changed, left_ms=tab.left_ms, at_s=self._clock.now_s())
+            limits.check_hold(tab.terms.funding, await self._standing(books, tab.payer.key_id), step.newly_held)
+            await _write(books, step, running=True)
+
+    def stopping(self, sandbox_id: SandboxId) -> None:
+        """Its machine is about to be ended: nothing counts after this. Idempotent."""
+        self._meter.end(sandbox_id, "stopped")
+
+    async def settle(self, sandbox_id: SandboxId) -> None:
+        """Its machine is gone: charge what was measured of it and give back what is held. Idempotent.
+
+        Without `stopping` before it (the service was not there then), nothing after its newest sample is charged.
+        """
+        await self.collect()
+        self._meter.forget(sandbox_id)
+        kept = (await self._books.tabs([sandbox_id])).get(sandbox_id)
+        if kept is None or kept.closed:
+            return
+        async with self._books.open(kept.account_id) as books:
+            if (kept := await books.tab(sandbox_id)) is None:
+                return
+            last = self._counter.finish(sandbox_id, await books.counted(sandbox_id))
+            tab = await self._apply(books, tab_of(kept), last)
+            await _write(books, tabs.close_tab(tab, at_s=self._clock.now_s()), running=False)
+
+    async def collect(self) -> frozenset[SandboxId]:
+        """Charge what hosts have measured. Answers the sandboxes whose lives' caps are spent. Idempotent."""
+        spent: set[SandboxId] = set()
+        async with self._collecting:
+            batches = await self._meter.collect()
+            samples = sorted((s for batch in batches for s in batch.samples), key=lambda s: (s.sandbox_id, s.seq))
+            of_each = {key: list(group) for key, group in groupby(samples, key=lambda s: s.sandbox_id)}
+            kept = await self._books.tabs(of_each)
+            for account_id in sorted({tab.account_id for tab in kept.values()}):
+                mine = {key: of_each[key] for key, tab in kept.items() if tab.account_id == account_id}
+                spent |= await self._charge(account_id, mine)
+            # Samples of a sandbox that no tab is open for are nobody's: its create failed.
+            await self._meter.collected(batches)
+        return frozenset(spent)
+
+    async def _charge(self, account_id: AccountId, samples: Mapping[SandboxId, list[Sample]]) -> set[SandboxId]:
+        spent = set()
+        async with self._books.open(account_id) as books:
+            for sandbox_id, new in samples.items():
+                if (kept := await books.tab(sandbox_id)) is None:
+                    continue
+                counted = self._counter.count(sandbox_id, await books.counted(sandbox_id), new)
+                tab = await self._apply(books, tab_of(kept), counted, running=kept.running)
+                if tab.capped and not tab.closed:
+                    spent.add(sandbox_id)
+        return spent
+
+    async def _apply(self, books: OpenBooks, tab: Tab, done: Counted, *, running: bool = True) -> Tab:
+        """Charge a tab for what was counted, and keep where the count stands."""
+        runs: list[UsageRun] = []
+        for credited, group in groupby(done.records, key=lambda r: r.credited):
+            records = list(group)
+            step = tabs.apply(tab, records, at_s=self._clock.now_s())
+            runs.append(_run(tab, step, records, credited=credited))
+            tab = step.tab
+            await _write(books, step, running=running)
+        await books.add_usage(runs)
+        await books.save_count(tab.payer.sandbox_id, done.document)
+        return tab
+
+    async def _standing(self, books: OpenBooks, key_id: KeyId) -> Standing:
+        return await standing_of(books, key_id, prices=self._prices, now_s=self._clock.now_s())
+
+
+async def standing_of(books: OpenBooks, key_id: KeyId, *, prices: PriceBook, now_s: float) -> Standing:
+    """What an account and a key have now. Grants the trial's hours to an account that never had them."""
+    account_id = books.account_id
+    if trial_ms := prices.at(now_s).trial_hours * HOUR_MS:
+        await books.post([_trial_grant(account_id, trial_ms, now_s)])
+    terms, day_limit = await books.terms(), await books.day_limit(key_id)
+    return Standing(
+        prepaid=terms.prepaid,
+        available=await books.balance(ledger.credit(account_id)),
+        trial_left_ms=await books.balance(ledger.trial(account_id)),
+        day_limit=day_limit,
+        day_settled=0 if day_limit is None else await books.settled(key_id, since_s=now_s - DAY_S),
+        day_held=0 if day_limit is None else await books.held(key_id),
+        sandboxes=0 if terms.sandboxes_max is None else await books.running(),
+        sandboxes_max=terms.sandboxes_max,
+    )
+
+
+def _trial_grant(account_id: AccountId, trial_ms: int, now_s: float) -> Entry:
+    return Entry(
+        key=f"{account_id}/trial",
+        at_s=now_s,
+        source=ledger.TRIAL_GRANTED,
+        target=ledger.trial(account_id),
+        amount=trial_ms,
+        reason="grant",
+        account_id=account_id,
+    )
+
+
+async def _write(books: OpenBooks, step: Step, *, running: bool) -> None:
+    await books.post(step.entries)
+    await books.save(keep(step.tab, running=running))
+
+
+def _run(tab: Tab, step: Step, records: list[UsageRecord], *, credited: bool) -> UsageRun:
+    used = _sum(record.used for record in records)
+    micros = 0
+    if tab.terms.funding == "credit":
+        before, after = tab, step.tab
+        gross = rate(after.credited, after.terms).total - rate(before.credited, before.terms).total
+        micros = gross if credited else after.charged - before.charged
+    return UsageRun(
+        sandbox_id=tab.payer.sandbox_id,
+        first_seq=records[0].seq,
+        last_seq=records[-1].seq,
+        account_id=tab.payer.account_id,
+        key_id=tab.payer.key_id,
+        at_s=records[-1].at_ms / MS,
+        used=used,
+        mib_ms=used.running_ms * tab.terms.memory_mib,
+        credited=credited,
+        micros=micros,
+        sample_hashes=tuple(record.sample_hash for record in records),
+    )
+
+
+def _sum(parts: Iterable[Used]) -> Used:
+    whole = Used()
+    for part in parts:
+        whole = whole + part
+    return whole
+
+
+def _check_lifetime(left: int | None) -> None:
+    if left is not None and left <= 0:
+        raise BudgetExceeded(
+            "nothing is left of what this sandbox may cost in all its life", hint="raise maxTotalCostMicros"
+        )

@@ -1,0 +1,64 @@
+"""Samples what runs, charges it, ends what has spent its cap, and settles tabs whose sandbox is gone. May run twice."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from runtimed.control.charging import Charging
+from runtimed.control.life import Lives
+from runtimed.core.clock import Clock
+from runtimed.core.ledger import LedgerError
+from runtimed.core.lifecycle import StopReason
+from runtimed.core.ports import Meter
+from runtimed.store.books import Books
+
+SAMPLE_EVERY_S = 10.0
+"""At most this much use is unknown when a host dies."""
+CHARGE_EVERY_S = 60.0
+"""Entries are made this often while nothing changes: 1440 a day for a sandbox that runs all the time."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Metering:
+    """The reconciler of use and money."""
+
+    lives: Lives
+    charging: Charging
+    books: Books
+    meter: Meter
+    clock: Clock
+    _charge_at_s: float = field(default=0.0)
+
+    async def reconcile(self) -> None:
+        """Sample; and when it is time, charge, end and settle. Idempotent."""
+        await self.meter.tick()
+        if self.clock.monotonic_s() >= self._charge_at_s:
+            self._charge_at_s = self.clock.monotonic_s() + CHARGE_EVERY_S
+            await self.charge()
+
+    async def charge(self) -> None:
+        """Charge what was measured, and bring tabs and sandboxes together. Idempotent."""
+        for sandbox_id in await self.charging.collect():
+            if life := self.lives.get(sandbox_id):
+                _log.info("sandbox %s has spent all that it may cost", sandbox_id)
+                self.lives.end(life, StopReason.LIFETIME_CAP)
+        await self.settle_ended()
+
+    async def settle_ended(self) -> None:
+        """Settle each open tab whose sandbox is not there: it ended while nobody could settle it."""
+        for kept in await self.books.open_tabs():
+            if self.lives.get(kept.sandbox_id) is None:
+                try:
+                    await self.charging.settle(kept.sandbox_id)
+                except LedgerError:
+                    # One tab that cannot be settled must not keep all others from it.
+                    _log.exception("the tab of sandbox %s cannot be settled", kept.sandbox_id)
+
+    async def run(self) -> None:
+        """Reconcile for ever."""
+        while True:
+            await self.clock.sleep(SAMPLE_EVERY_S)
+            await self.reconcile()
