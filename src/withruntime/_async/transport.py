@@ -65,15 +65,20 @@ class AsyncTransport:
             AuthenticationError: there is no key for it.
             ServiceUnavailableError: the local service does not start.
         """
-        if self._endpoint is None:
-            async with self._finding:
-                if self._endpoint is None:
-                    self._endpoint = await _io.in_thread(self._find)
         home = _io.home()
-        if self._http is None or self._home is not home:
-            options = client_options(self._endpoint, max_connections=self.options.max_connections)
-            self._http, self._home = _io.HttpClient(**options), home
-        return self._http
+        http = self._http
+        if http is not None and self._home is home:
+            return http
+        async with self._finding:
+            http = self._http
+            if http is None or self._home is not home:
+                endpoint = self._endpoint
+                if endpoint is None:
+                    endpoint = await _io.in_thread(self._find)
+                options = client_options(endpoint, max_connections=self.options.max_connections)
+                http = _io.HttpClient(**options)
+                self._endpoint, self._http, self._home = endpoint, http, home
+            return http
 
     async def send(self, call: Call[T], *, policy: RetryPolicy | None = None) -> T:
         """Send a call until it is answered or has failed for good, and read its answer."""
@@ -205,7 +210,7 @@ class AsyncTransport:
         except httpx.TransportError as error:
             failure = failure_of(error)
             if failure.kind == "not_connected" and self._endpoint is not None and self._endpoint.local:
-                await self._forget()
+                self._forget()
             raise failure from error
         finally:
             self._under_way -= 1
@@ -215,10 +220,12 @@ class AsyncTransport:
         if queued > 0 and self.options.on_queued is not None:
             self.options.on_queued(queued)
 
-    async def _forget(self) -> None:
-        """The local service is gone or has moved: look for it again before the next attempt."""
-        self._endpoint = None
-        await self.close()
+    def _forget(self) -> None:
+        """The local service is gone or has moved: look for it again before the next attempt.
+
+        The connections are let go and not closed: another thread may be about to find out the same with them.
+        """
+        self._endpoint = self._http = None
 
     def _find(self, give_up: Event) -> Endpoint:
         env = dict(os.environ)

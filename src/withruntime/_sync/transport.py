@@ -67,15 +67,20 @@ class Transport:
             AuthenticationError: there is no key for it.
             ServiceUnavailableError: the local service does not start.
         """
-        if self._endpoint is None:
-            with self._finding:
-                if self._endpoint is None:
-                    self._endpoint = _io.in_thread(self._find)
         home = _io.home()
-        if self._http is None or self._home is not home:
-            options = client_options(self._endpoint, max_connections=self.options.max_connections)
-            self._http, self._home = _io.HttpClient(**options), home
-        return self._http
+        http = self._http
+        if http is not None and self._home is home:
+            return http
+        with self._finding:
+            http = self._http
+            if http is None or self._home is not home:
+                endpoint = self._endpoint
+                if endpoint is None:
+                    endpoint = _io.in_thread(self._find)
+                options = client_options(endpoint, max_connections=self.options.max_connections)
+                http = _io.HttpClient(**options)
+                self._endpoint, self._http, self._home = endpoint, http, home
+            return http
 
     def send(self, call: Call[T], *, policy: RetryPolicy | None = None) -> T:
         """Send a call until it is answered or has failed for good, and read its answer."""
@@ -218,9 +223,11 @@ class Transport:
             self.options.on_queued(queued)
 
     def _forget(self) -> None:
-        """The local service is gone or has moved: look for it again before the next attempt."""
-        self._endpoint = None
-        self.close()
+        """The local service is gone or has moved: look for it again before the next attempt.
+
+        The connections are let go and not closed: another thread may be about to find out the same with them.
+        """
+        self._endpoint = self._http = None
 
     def _find(self, give_up: Event) -> Endpoint:
         env = dict(os.environ)

@@ -106,6 +106,7 @@ class ScriptedServer:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open.add(sock)
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
