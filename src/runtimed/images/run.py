@@ -28,6 +28,9 @@ OUTPUT_KEPT_CHARS = 1 << 20
 ENDS_WITHIN_S = 10
 """A killed process ends at once unless it waits for a disk; then its whole group is killed and we go on."""
 
+ADMIN_PROGRAMS = "/usr/local/sbin:/usr/sbin:/sbin"
+"""Where mke2fs and its kind live; an ordinary user's PATH leaves these folders out."""
+
 _CONTAINER = "setpriv"
 """First word of every `contained` command."""
 
@@ -149,7 +152,8 @@ def _start(argv: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Pop
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, "LC_ALL": "C.UTF-8", **(env or {})},
+            env={**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:{ADMIN_PROGRAMS}", "LC_ALL": "C.UTF-8"}
+            | dict(env or {}),
             start_new_session=True,
         )
     except FileNotFoundError:
