@@ -78,11 +78,11 @@ class HeadTail:
         if room > 0:
             self._head += data[:room]
             data = data[room:]
-        if data:
+        if data and self._tail_most:
             self._tail += data[-self._tail_most :] if len(data) > self._tail_most else data
             if len(self._tail) > 2 * self._tail_most:
                 del self._tail[: -self._tail_most]
 
     def kept(self) -> bytes:
         """Head and tail put together; shorter than `total` when the middle is missing."""
-        return bytes(self._head) + bytes(self._tail[-self._tail_most :])
+        return bytes(self._head) + bytes(self._tail[-self._tail_most :] if self._tail_most else b"")

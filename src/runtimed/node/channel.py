@@ -102,6 +102,8 @@ class Channel:
                     finally:
                         if not channel._answered.is_set():
                             await channel.close("it was not answered")
+                    if channel.closed.result().hostile:
+                        raise errors.GuestUnresponsive(channel.closed.result().reason)
                     await asyncio.sleep(HANG_UP_S)
         except TimeoutError:
             raise errors.GuestUnresponsive(
