@@ -18,7 +18,7 @@ from runtimed.host import DEFAULT_SHAPE, make_host
 from runtimed.node.channel import Channel
 from runtimed.node.guest import GuestClient, Identity
 from runtimed.node.node import LocalNode
-from runtimed.node.vmm.base import AGENT_SOCKET, MachinePlan
+from runtimed.node.vmm.base import MachinePlan
 from runtimed.settings import Settings
 
 
@@ -40,7 +40,7 @@ class Bare:
         began = time.perf_counter()
         await parts.driver.restore(plan, template)
         try:
-            channel = await Channel.open(directory / AGENT_SOCKET, within_s=30)
+            channel = await Channel.open(plan.socket, within_s=30)
             identity = Identity(hostname="bare", machine_id=uuid.uuid4().hex, entropy=os.urandom(64))
             await GuestClient(channel).identify(identity, SystemClock())
             took = (time.perf_counter() - began) * 1000

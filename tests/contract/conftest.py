@@ -18,7 +18,7 @@ from runtimed.core.ids import ProcessId
 from runtimed.core.specs import Shape
 from runtimed.node.channel import Channel
 from runtimed.node.guest import GuestClient, Identity
-from runtimed.node.vmm.base import AGENT_SOCKET, MachinePlan, VmmDriver
+from runtimed.node.vmm.base import MachinePlan, VmmDriver
 
 KEEP_BYTES = 64 * 1024
 
@@ -70,7 +70,7 @@ async def fake_machine(tmp_path: Path, stack: AsyncExitStack) -> GuestMachine:
     )  # fmt: skip
     await driver.boot(plan)
     stack.push_async_callback(driver.kill, machine_id)
-    return GuestMachine(socket=plan.directory / AGENT_SOCKET, kill=lambda: driver.kill(machine_id), real=False)
+    return GuestMachine(socket=plan.socket, kill=lambda: driver.kill(machine_id), real=False)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from runtimed.core.errors import HostUnavailable
 from runtimed.core.specs import Shape
 from runtimed.core.wait import wait_for
 from runtimed.node.channel import Channel
-from runtimed.node.vmm.base import AGENT_SOCKET, MachinePlan, Template, VmmDriver
+from runtimed.node.vmm.base import MachinePlan, Template, VmmDriver
 from runtimed.node.vmm.processes import mark
 
 SHAPE = Shape(vcpu=1, memory_mib=512, disk_mib=3072)
@@ -70,7 +70,7 @@ def nothing(tmp_path: Path) -> ImageFiles:
 
 
 async def answering(bench: Bench, plan: MachinePlan) -> Channel:
-    return await Channel.open(plan.directory / AGENT_SOCKET, within_s=60)
+    return await Channel.open(plan.socket, within_s=60)
 
 
 async def test_a_booted_machine_is_listed_and_its_agent_answers(bench: Bench) -> None:

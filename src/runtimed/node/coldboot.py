@@ -11,7 +11,7 @@ import logging
 
 from runtimed.core.errors import HostUnavailable, RuntimedError, StartFailed
 from runtimed.node.channel import Channel
-from runtimed.node.vmm.base import AGENT_SOCKET, MachinePlan, VmmDriver
+from runtimed.node.vmm.base import MachinePlan, VmmDriver
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ async def boot_watched(driver: VmmDriver, plan: MachinePlan, *, attempts: int = 
 
 async def _first_answer(driver: VmmDriver, plan: MachinePlan) -> tuple[Channel | None, str]:
     """The channel when the agent answers, or None and the console's last line when the boot stalls or ends."""
-    opening = asyncio.ensure_future(Channel.open(plan.directory / AGENT_SOCKET, within_s=BOOT_S))  # noqa: TID251
+    opening = asyncio.ensure_future(Channel.open(plan.socket, within_s=BOOT_S))  # noqa: TID251
     exited = asyncio.ensure_future(driver.wait_exit(plan.machine_id))  # noqa: TID251 - both are awaited below
     watching = asyncio.ensure_future(_stalled(driver, plan.machine_id))  # noqa: TID251
     try:

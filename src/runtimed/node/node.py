@@ -27,7 +27,7 @@ from runtimed.node.channel import Channel
 from runtimed.node.guest import GuestClient, Identified, Identity
 from runtimed.node.spares import Ready, Spares, SpareSupply
 from runtimed.node.templates import Templates
-from runtimed.node.vmm.base import AGENT_SOCKET, MachinePlan, Template, VmmDriver
+from runtimed.node.vmm.base import MachinePlan, Template, VmmDriver
 from runtimed.wire.streams import Stream
 
 _log = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ class LocalNode:
         plan = MachinePlan(machine_id=machine_id, directory=directory, image=image, shape=shape)
         try:
             await self._parts.driver.restore(plan, template)
-            channel = await Channel.open(directory / AGENT_SOCKET, within_s=ANSWER_S)
+            channel = await Channel.open(plan.socket, within_s=ANSWER_S)
         except BaseException:
             await asyncio.shield(self._parts.driver.kill(machine_id))
             raise
@@ -310,7 +310,7 @@ class LocalNode:
         if closing.hostile:
             return closing.reason
         try:
-            held.channel = await Channel.open(held.plan.directory / AGENT_SOCKET, within_s=RECONNECT_S)
+            held.channel = await Channel.open(held.plan.socket, within_s=RECONNECT_S)
         except (RuntimedError, OSError, TimeoutError) as failure:
             return f"the guest's agent does not answer any more: {failure}"
         held.guest = GuestClient(held.channel)

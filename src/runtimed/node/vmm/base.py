@@ -10,12 +10,12 @@ from runtimed.core.boot import ImageFiles
 from runtimed.core.specs import Shape
 
 AGENT_SOCKET = "agent.sock"
-"""Name of the channel's Unix socket in the machine's directory; the driver listens, the node connects."""
+"""Name of the channel's Unix socket in the machine's own folder; the driver listens, the node connects."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachinePlan:
-    """One machine to be. Everything it owns on the host is in `directory`, so that ending it is removing that."""
+    """One machine to be. Everything of it on the host is in `directory`, so that ending it is removing that."""
 
     machine_id: str
     directory: Path
@@ -23,6 +23,17 @@ class MachinePlan:
     shape: Shape
     layers: tuple[Path, ...] = ()
     """Frozen disks above the template's, oldest first: what a fork or a snapshot had written when it was taken."""
+
+    @property
+    def own(self) -> Path:
+        """The only folder that the machine's process may write. What is in it may be anything if that is hostile:
+        nothing there is believed, and no name there is followed."""
+        return self.directory / "own"
+
+    @property
+    def socket(self) -> Path:
+        """Where the agent's channel is."""
+        return self.own / AGENT_SOCKET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,6 +151,8 @@ def copy_to_file(pid: int, memory: Iterable[Span], runs: Iterable[Run], path: Pa
             for address, length in _addresses(places, runs):
                 while length:
                     piece = os.pread(source, min(length, COPY_BYTES), address)
+                    if not piece:
+                        raise EOFError("the machine's process is gone")
                     written += _write_all(target, piece)
                     address, length = address + len(piece), length - len(piece)
         finally:

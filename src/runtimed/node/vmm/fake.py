@@ -82,7 +82,7 @@ class FakeDriver:
 
     async def _start(self, plan: MachinePlan, workspace: Path | None) -> None:
         try:
-            plan.directory.mkdir(parents=True)
+            plan.own.mkdir(parents=True)
             if workspace is None:
                 _make_workspace(plan.directory / "workspace")
             else:
@@ -99,7 +99,7 @@ class FakeDriver:
     async def _spawn(self, plan: MachinePlan) -> None:
         console = os.open(plan.directory / "console", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            with _listener(plan.directory) as server:
+            with _listener(plan.own) as server:
                 child = await asyncio.create_subprocess_exec(
                     *_jail(plan, server.fileno()),
                     stdin=asyncio.subprocess.DEVNULL,

@@ -108,7 +108,7 @@ async def _jailed(policy: JailPolicy, order: Order) -> Launched:
 
 
 async def _open(order: Order) -> Launched:
-    """Without a jail: in the machine's folder, so that socket paths stay short."""
+    """Without a jail: in the machine's own folder, so that socket paths stay short."""
     process = await _spawn(order.command, order.plan, pass_fds=())
     vmm = mark(process.pid)
     if vmm is None:
@@ -125,7 +125,7 @@ async def _spawn(line: Sequence[str], plan: MachinePlan, *, pass_fds: Sequence[i
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=plan.directory,
+            cwd=plan.own,
             pass_fds=pass_fds,
             start_new_session=True,
         )
@@ -139,7 +139,7 @@ def _jail_line(policy: JailPolicy, order: Order, *, info_fd: int) -> Sequence[st
     plan = order.plan
     uid = jail_uid(plan.machine_id) if os.getuid() == 0 else None
     if uid is not None:
-        for entry in (plan.directory, *plan.directory.iterdir()):
+        for entry in (plan.own, *plan.own.iterdir()):
             os.chown(entry, uid, uid)
     inside, image = places(policy, plan, order.template, order.state), plan.image
     shown = [
@@ -157,7 +157,7 @@ def _jail_line(policy: JailPolicy, order: Order, *, info_fd: int) -> Sequence[st
     jail = Jail(
         root=policy.qemu.root,
         read_only=shown,
-        writable=[(plan.directory, inside.machine)],
+        writable=[(plan.own, inside.machine)],
         devices=_devices(plan, uid) if order.accel == "kvm" else (),
         uid=uid,
     )
@@ -168,7 +168,7 @@ def _devices(plan: MachinePlan, uid: int | None) -> Sequence[tuple[Path, str]]:
     if uid is None:
         return [(_KVM, str(_KVM))]
     # The machine's own user may not open the host's node, whose owner and group are root's: it gets one of its own.
-    node = plan.directory / "kvm"
+    node = plan.own / "kvm"
     os.mknod(node, 0o600 | stat.S_IFCHR, _KVM.stat().st_rdev)
     os.chown(node, uid, uid)
     return [(node, str(_KVM))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +57,9 @@ class QemuDriver:
         """Start cold from the image. Idempotent; see `VmmDriver.boot`."""
 
         async def prepare() -> None:
-            (plan.directory / MEMORY).touch()
-            os.truncate(plan.directory / MEMORY, plan.shape.memory_mib << 20)
-            await self._make_overlay(plan.directory / DISK, plan.shape)
+            (plan.own / MEMORY).touch()
+            os.truncate(plan.own / MEMORY, plan.shape.memory_mib << 20)
+            await self._make_overlay(plan.own / DISK, plan.shape)
 
         await self._begin(plan, _Beginning(start=Start.NEW, template=None, prepare=prepare))
 
@@ -91,7 +92,7 @@ class QemuDriver:
     async def save(self, plan: MachinePlan, into: Path) -> None:
         """Keep memory, device state and disk in `into`; the machine is gone afterwards. See `VmmDriver.save`."""
         inside = places(self._policy, plan, None, None)
-        async with asyncio.timeout(SAVE_S), monitor(plan.directory) as qmp:
+        async with asyncio.timeout(SAVE_S), monitor(plan.own) as qmp:
             await qmp.execute("stop")
             await qmp.execute("migrate-set-capabilities", IGNORE_SHARED)
             await qmp.execute("migrate", {"uri": f"file:{inside.machine}/{DEVICE_STATE}"})
@@ -103,18 +104,18 @@ class QemuDriver:
         await self.wait_exit(plan.machine_id)
         into.mkdir(parents=True, exist_ok=True)
         for name in (MEMORY, DEVICE_STATE, DISK):
-            _take(plan.directory / name, into / name)
+            _take(plan.own / name, into / name)
         await self._make_overlay(into / EMPTY, plan.shape)
         await self.kill(plan.machine_id)
 
     async def freeze(self, plan: MachinePlan) -> None:
         """Stop the vCPUs. Idempotent; see `MemoryDriver.freeze`."""
-        async with monitor(plan.directory) as qmp:
+        async with monitor(plan.own) as qmp:
             await qmp.execute("stop")
 
     async def thaw(self, plan: MachinePlan) -> None:
         """Let the vCPUs go on. Idempotent."""
-        async with monitor(plan.directory) as qmp:
+        async with monitor(plan.own) as qmp:
             await qmp.execute("cont")
 
     async def keep(self, plan: MachinePlan, template: Template, into: Path) -> int:
@@ -125,16 +126,16 @@ class QemuDriver:
         self._check_room(sum(run.length for run in runs))
         into.mkdir(parents=True, exist_ok=True)
         inside = places(self._policy, plan, template, None)
-        async with asyncio.timeout(SAVE_S), monitor(plan.directory) as qmp:
+        async with asyncio.timeout(SAVE_S), monitor(plan.own) as qmp:
             await qmp.execute("xen-save-devices-state", {"filename": f"{inside.machine}/{DEVICE_STATE}"})
-        _take(plan.directory / DEVICE_STATE, into / DEVICE_STATE)
+        _take(plan.own / DEVICE_STATE, into / DEVICE_STATE)
         difference.write_table(into / TABLE, runs)
         return await asyncio.to_thread(difference.copy_to_file, pid, memory, runs, into / PAGES)
 
     async def split_disk(self, plan: MachinePlan, layer: Path) -> None:
         """Freeze the disk as a layer. See `MemoryDriver.split_disk`."""
         inside = places(self._policy, plan, None, None)
-        async with monitor(plan.directory) as qmp:
+        async with monitor(plan.own) as qmp:
             node, old = _active_node(await qmp.execute("query-block")), _own_disk(plan)
             number = int(node.removeprefix("disk")) + 1
             fresh = f"disk{number}.qcow2"
@@ -198,7 +199,7 @@ class QemuDriver:
 
     async def console(self, machine_id: str) -> bytes:
         """The newest 64 KiB that the guest wrote to its console."""
-        async with monitor(self._root / machine_id, within_s=START_S) as qmp:
+        async with monitor(self._root / machine_id / "own", within_s=START_S) as qmp:
             asked = {"device": "console", "size": argv.CONSOLE_RING_BYTES, "format": "utf8"}
             return str(await qmp.execute("ringbuf-read", asked)).encode(errors="replace")
 
@@ -213,7 +214,7 @@ class QemuDriver:
         self._check_room(0)
         template, kept = beginning.template, beginning.kept
         try:
-            plan.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            plan.own.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._record(plan, template, None)
             await beginning.prepare()
             state = kept.directory / DEVICE_STATE if kept else None
@@ -246,9 +247,9 @@ class QemuDriver:
     def _disk_of(self, plan: MachinePlan, template: Template, disk: Path | None) -> Prepare:
         async def prepare() -> None:
             if disk is not None:
-                os.rename(disk, plan.directory / DISK)
+                os.rename(disk, plan.own / DISK)
             elif (template.directory / EMPTY).exists():
-                await asyncio.to_thread(shutil.copyfile, template.directory / EMPTY, plan.directory / DISK)
+                await asyncio.to_thread(shutil.copyfile, template.directory / EMPTY, plan.own / DISK)
             else:
                 raise HostUnavailable(f"the template {template.key} is not there any more", hint="Create it again.")
 
@@ -256,8 +257,8 @@ class QemuDriver:
 
     def _give_back(self, plan: MachinePlan, disk: Path | None) -> None:
         """After a start that failed: the disk goes back where it was kept."""
-        if disk is not None and not disk.exists() and (plan.directory / DISK).exists():
-            _take(plan.directory / DISK, disk, mode=0o600)
+        if disk is not None and not disk.exists() and (plan.own / DISK).exists():
+            _take(plan.own / DISK, disk, mode=0o600)
 
     def _record(self, plan: MachinePlan, template: Template | None, launched: Launched | None) -> None:
         jail, vmm = (launched.jail, launched.vmm) if launched else (None, None)
@@ -278,9 +279,17 @@ class QemuDriver:
 
 
 def _take(source: Path, target: Path, *, mode: int = 0o444) -> None:
-    """Move a file out of a machine's folder: it is the service's own then, and (by default) never written again."""
+    """Move a file out of a machine's own folder: it is the service's then, and (by default) never written again.
+
+    Raises:
+        HostUnavailable: it is no plain file of its own. A machine's process that was taken over could put a link there.
+    """
     os.rename(source, target)
-    os.chown(target, os.getuid(), os.getgid())
+    found = os.lstat(target)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.unlink(target)
+        raise HostUnavailable(f"the machine's {source.name} is not the file that it should be")
+    os.chown(target, os.getuid(), os.getgid(), follow_symlinks=False)
     os.chmod(target, mode)
 
 
@@ -302,7 +311,7 @@ def _active_node(blocks: object) -> str:
 
 def _own_disk(plan: MachinePlan) -> Path:
     """The file that the machine writes to. Earlier ones have become layers elsewhere, so there is one."""
-    (own,) = plan.directory.glob("disk*.qcow2")
+    (own,) = plan.own.glob("disk*.qcow2")
     return own
 
 
@@ -315,7 +324,7 @@ async def _gone(marks: list[ProcessMark], *, every_s: float) -> None:
 async def _load(plan: MachinePlan, state: str, put_back: Callable[[], None]) -> None:
     """Load pages and device state, and let the guest run on. QEMU has mapped its memory once its monitor answers."""
     try:
-        async with monitor(plan.directory, within_s=START_S) as qmp:
+        async with monitor(plan.own, within_s=START_S) as qmp:
             await asyncio.to_thread(put_back)
             await qmp.execute("migrate-set-capabilities", IGNORE_SHARED)
             await qmp.execute("migrate-incoming", {"uri": f"file:{state}"})

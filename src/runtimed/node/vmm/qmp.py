@@ -46,14 +46,14 @@ async def connect_unix(path: Path, *, within_s: float) -> socket.socket:
 
 
 @asynccontextmanager
-async def monitor(directory: Path, *, within_s: float = 10.0) -> AsyncIterator[QMPClient]:
-    """A QMP session with the machine of this folder.
+async def monitor(own: Path, *, within_s: float = 10.0) -> AsyncIterator[QMPClient]:
+    """A QMP session with the machine whose own folder this is.
 
     Raises:
         TimeoutError: the monitor did not answer within `within_s` seconds.
         ConnectionError: the machine went away.
     """
-    link = await connect_unix(directory / QMP_SOCKET, within_s=within_s)
+    link = await connect_unix(own / QMP_SOCKET, within_s=within_s)
     client = QMPClient("machine")
     try:
         async with asyncio.timeout(within_s):
