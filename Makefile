@@ -22,8 +22,7 @@ check: setup
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	MYPYPATH=src:examples $(PYTHON) -m mypy --config-file pyproject.toml examples/*.py
-	@for tool in unasync copy_frames openapi settings_table; do \
-	    if [ -e tools/$$tool.py ]; then echo "tools/$$tool.py --check"; $(PYTHON) tools/$$tool.py --check || exit 1; fi; done
+	for tool in unasync copy_frames openapi settings_table; do $(PYTHON) tools/$$tool.py --check || exit 1; done
 	$(PYTHON) -m pytest -q tests/style
 
 test: check
