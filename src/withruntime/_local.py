@@ -3,6 +3,7 @@
 What both sides agree on, below the state directory:
 
     service.json   {"pid", "startTime", "url", "version"}, written by the service once it answers
+    service.lock   locked by the service as long as it lives, with its pid in it
     key            the API key, readable by its owner only
     start.lock     held while somebody starts the service
     service.log    what the service prints
@@ -86,6 +87,31 @@ def find(state: Path) -> Service | None:
     return service if service.alive() else None
 
 
+def holder(state: Path) -> int | None:
+    """The pid of the service that has this state directory, answering or still starting; None without one."""
+    import fcntl  # only where a local service can run: importing the package must work anywhere
+
+    try:
+        handle = os.open(state / "service.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.pread(handle, 32, 0).strip() or 0) or None
+    finally:
+        os.close(handle)
+    return None
+
+
+def progress(state: Path) -> str | None:
+    """The line that says what a start is doing."""
+    try:
+        return (state / "progress").read_text().strip() or None
+    except OSError:
+        return None
+
+
 def read_key(state: Path) -> str | None:
     """The key of the local service, or None while there is none."""
     try:
@@ -117,30 +143,33 @@ def ensure(env: Mapping[str, str], *, report: Report | None = None, give_up: Eve
     with _locked(waiter):
         if (service := find(state)) is not None:
             return service
-        return waiter.until_answering(_start(state, env))
+        # Whoever started one and did not wait for it left it to those who come after.
+        return waiter.until_answering(None if holder(state) is not None else _start(state, env))
 
 
-def stop(state: Path, *, within_s: float = STOP_MAX_S) -> Service | None:
-    """Ask the service to end and wait until it has. Returns what was ended, None if none ran.
+def stop(state: Path, *, within_s: float = STOP_MAX_S) -> int | None:
+    """Ask the service to end, also one that still starts, and wait until it has. Returns its pid, None if none ran.
 
     Raises:
         ServiceUnavailableError: it was still there after `within_s` seconds.
     """
     service = find(state)
-    if service is None:
+    pid = service.pid if service is not None else holder(state)
+    began = None if pid is None else process_start_time(pid)
+    if pid is None or began is None:
         return None
     with contextlib.suppress(ProcessLookupError):
-        os.kill(service.pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + within_s
-    while service.alive():
+    while process_start_time(pid) == began:
         if time.monotonic() > deadline:
             raise ServiceUnavailableError(
-                f"The local service (pid {service.pid}) did not end within {within_s:g} s.",
+                f"The local service (pid {pid}) did not end within {within_s:g} s.",
                 code="stop_timeout",
-                hint=f"See {state / 'service.log'}; `kill -9 {service.pid}` ends it by force.",
+                hint=f"See {state / 'service.log'}; `kill -9 {pid}` ends it by force.",
             )
         time.sleep(_POLL_S)
-    return service
+    return pid
 
 
 @dataclass(kw_only=True)
@@ -167,28 +196,24 @@ class _Waiter:
         self._pass_progress_on()
         time.sleep(_POLL_S)
 
-    def until_answering(self, child: subprocess.Popen[bytes]) -> Service:
+    def until_answering(self, child: subprocess.Popen[bytes] | None) -> Service:
+        """Wait for the service that we started, or without one for that of somebody else."""
         while True:
+            ended = holder(self.state) is None if child is None else child.poll() is not None
             service = find(self.state)
             if service is not None and answers(service.url):
                 return service
-            if child.poll() is not None:
+            if ended:
                 raise ServiceUnavailableError(
-                    f"The local service ended while it was starting (exit code {child.returncode}). "
-                    f"{_last_words(self.state)}",
+                    f"The local service ended while it was starting. {_last_words(self.state)}",
                     code="start_failed",
                     hint=f"See {self.state / 'service.log'}; `runtime doctor` says what this machine can do.",
                 )
             self.pause()
 
     def _pass_progress_on(self) -> None:
-        if self.report is None:
-            return
-        try:
-            line = (self.state / "progress").read_text().strip()
-        except OSError:
-            return
-        if line and line != self._said:
+        line = progress(self.state)
+        if self.report is not None and line is not None and line != self._said:
             self._said = line
             self.report(line)
 

@@ -40,18 +40,23 @@ def start(json: JsonFlag = False) -> None:
 
 @app.command()
 def status(json: JsonFlag = False) -> None:
-    """Say whether the local service runs; exit code 1 if it does not.
+    """Say whether the local service runs; exit code 1 if it does not, or not yet.
 
     Example: runtime server status --json
     """
-    service = _local.find(_state())
-    if service is None:
-        if json:
-            terminal.show_json({"running": False, "stateDir": str(_state())})
-        else:
-            typer.echo("The local service does not run.")
-        raise typer.Exit(terminal.EXIT_ERROR)
-    _show(service, json=json)
+    state = _state()
+    service = _local.find(state)
+    if service is not None:
+        _show(service, json=json)
+        return
+    pid, doing = _local.holder(state), _local.progress(state)
+    if json:
+        terminal.show_json({"running": False, "starting": pid is not None, "pid": pid, "stateDir": str(state)})
+    elif pid is not None:
+        typer.echo(f"The local service is starting (pid {pid}){f': {doing}' if doing else '.'}")
+    else:
+        typer.echo("The local service does not run.")
+    raise typer.Exit(terminal.EXIT_ERROR)
 
 
 @app.command()
@@ -61,13 +66,13 @@ def stop(json: JsonFlag = False) -> None:
     Example: runtime server stop
     """
     try:
-        service = _local.stop(_state())
+        pid = _local.stop(_state())
     except RuntimeError as error:
         terminal.fail(error.message, hint=error.hint)
     if json:
-        terminal.show_json({"running": False, "stopped": service is not None})
+        terminal.show_json({"running": False, "stopped": pid is not None, "pid": pid})
     else:
-        typer.echo("The local service did not run." if service is None else f"Stopped (pid {service.pid}).")
+        typer.echo("The local service did not run." if pid is None else f"Stopped (pid {pid}).")
 
 
 @app.command()

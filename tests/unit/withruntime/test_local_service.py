@@ -17,8 +17,12 @@ from withruntime import Runtime, _local
 from withruntime._errors import ServiceUnavailableError
 
 STAND_IN = r"""
-import http.server, json, os, pathlib, sys, time
+import fcntl, http.server, json, os, pathlib, sys, time
 state, mode = pathlib.Path(sys.argv[1]), sys.argv[2]
+lock = (state / "service.lock").open("w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+lock.write(str(os.getpid()))
+lock.flush()
 with (state / "starts").open("a") as starts:
     starts.write("x")
 if mode == "fail":
@@ -115,14 +119,16 @@ def test_a_service_that_died_is_started_again_under_a_client_that_goes_on(state:
 
 
 def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_service(state: Path):
-    service = _local.ensure(env())
-    told = json.loads((state / "service.json").read_text())
-    (state / "service.json").write_text(json.dumps({**told, "startTime": told["startTime"] - 1}))
+    state.mkdir()
+    other = subprocess.Popen(["sleep", "60"])
+    told = {"pid": other.pid, "startTime": 1, "url": "http://127.0.0.1:9", "version": "9"}
+    (state / "service.json").write_text(json.dumps(told))
 
     assert _local.find(state) is None
     assert _local.stop(state) is None
-    assert service.alive()
-    os.kill(service.pid, signal.SIGKILL)
+    assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 @pytest.mark.parametrize("junk", ["", "{", "[]", '{"pid": "x"}', '{"pid": 1}'])
@@ -161,18 +167,34 @@ def test_a_wait_that_nobody_wants_any_more_ends_and_the_start_goes_on(state: Pat
     with pytest.raises(ServiceUnavailableError) as ended:
         _local.ensure(env(), give_up=give_up)
     assert ended.value.code == "start_abandoned"
-    eventually((state / "starts").exists, "the start")
-    (state / "go").touch()
+    eventually(lambda: _local.holder(state) is not None, "the start")
+    assert _local.find(state) is None
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(_local.ensure, env())
+        (state / "go").touch()
 
-    eventually(lambda: _local.find(state) is not None, "the service's first answer")
+        assert second.result().pid == _local.holder(state)
+    assert starts(state) == 1
 
 
 def test_stopping_waits_for_the_end_and_can_be_asked_for_twice(state: Path):
     service = _local.ensure(env())
 
-    assert _local.stop(state) == service
+    assert _local.stop(state) == service.pid
     assert not service.alive()
     assert _local.stop(state) is None
+
+
+def test_one_that_still_starts_can_be_stopped(state: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STAND_IN", "slow")
+    give_up = threading.Event()
+    give_up.set()
+    with pytest.raises(ServiceUnavailableError):
+        _local.ensure(env(), give_up=give_up)
+    eventually(lambda: _local.holder(state) is not None, "the start")
+
+    assert _local.stop(state) is not None
+    assert _local.holder(state) is None
 
 
 def test_what_is_not_installed_is_named_with_the_way_to_get_it(state: Path, monkeypatch: pytest.MonkeyPatch):
