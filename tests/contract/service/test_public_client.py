@@ -1,0 +1,108 @@
+"""The published client, version 0.35.0 and unmodified, works against this service: it is the oracle of the protocol."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtimed.settings import default_cache_dir
+
+from .conftest import Running, environment
+
+CLIENT = "withruntime==0.35.0"
+
+STORY = """
+import json
+from withruntime import Runtime, Sandbox, NotFoundError, InvalidRequestError
+
+told = {}
+with Sandbox.create(labels={"who": "oracle"}, env={"GREETING": "hello there"}) as sbx:
+    told["state"] = sbx.state
+    done = sbx.exec("echo $GREETING; echo oops >&2; exit 7")
+    told["exec"] = [done.exit_code, done.stdout, done.stderr, done.timed_out]
+    told["argv"] = sbx.exec(["printf", "%s", "$GREETING"]).stdout
+    told["timeout"] = sbx.exec("sleep 60", timeout_ms=500).timed_out
+    heard = []
+    told["streamed"] = sbx.exec("printf 'a\\\\n\\\\n\\\\nb'", on_stdout=heard.append).stdout
+    told["heard"] = "".join(heard)
+    told["long"] = sbx.exec("echo long", timeout_ms=120_000).stdout
+    small, large = bytes(range(256)), bytes(range(256)) * 9000
+    for name, content in (("small", small), ("large", large)):
+        sbx.files.write(f"/workspace/{name}", content)
+    told["small"] = sbx.files.read("/workspace/small") == small
+    told["large"] = sbx.files.read("/workspace/large") == large
+    told["names"] = sorted(e["name"] for e in sbx.files.list("/workspace") if e["name"] in ("small", "large"))
+    told["exists"] = [sbx.files.exists("/workspace/small"), sbx.files.exists("/workspace/none")]
+    try:
+        sbx.files.read("/workspace/none")
+    except NotFoundError as error:
+        told["missing"] = error.code
+    process = sbx.spawn("read line; echo got $line", stdin="pipe")
+    process.write("hi\\n")
+    told["spawned"] = process.wait().stdout
+    told["listed"] = process.id in [p["id"] if isinstance(p, dict) else p.id for p in sbx.processes()]
+    told["found"] = sbx.id in [s.id for s in Runtime().sandboxes.list(labels={"who": "oracle"})]
+    try:
+        Sandbox.create(vcpu=99)
+    except InvalidRequestError as error:
+        told["invalid"] = error.details["issues"][0]["field"]
+    sandbox_id = sbx.id
+try:
+    Runtime().sandboxes.get(sandbox_id)
+except NotFoundError as error:
+    told["deleted"] = error.code
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="session")
+def client_python() -> Path:
+    """The client in an environment of its own, in the user's cache: fetched once."""
+    folder = default_cache_dir() / "public-client-0.35.0"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    python = folder / "bin" / "python"
+    with (folder.parent / ".public-client.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "ready").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", CLIENT]
+            # With the caller's proxies: this one download may need them.
+            fetched = subprocess.run(pip, capture_output=True, text=True)
+            if fetched.returncode != 0:
+                pytest.skip(f"{CLIENT} cannot be fetched here: {fetched.stderr.strip()[-200:]}")
+            (folder / "ready").touch()
+    return python
+
+
+def test_the_published_client_does_its_whole_day_here(start: Callable[..., Running], client_python: Path) -> None:
+    service = start()
+    env = environment(RUNTIME_API_URL=service.url, RUNTIME_API_KEY=service.key)
+
+    ran = subprocess.run([str(client_python), "-c", STORY], capture_output=True, text=True, env=env, timeout=120)
+
+    assert ran.returncode == 0, f"{ran.stderr}\n{service.log.read_text()[-3000:]}"
+    assert json.loads(ran.stdout) == {
+        "state": "running",
+        "exec": [7, "hello there\n", "oops\n", False],
+        "argv": "$GREETING",
+        "timeout": True,
+        "streamed": "a\n\n\nb",
+        "heard": "a\n\n\nb",
+        "long": "long\n",
+        "small": True,
+        "large": True,
+        "names": ["large", "small"],
+        "exists": [True, False],
+        "missing": "file_not_found",
+        "spawned": "got hi\n",
+        "listed": True,
+        "found": True,
+        "invalid": "vcpu",
+        "deleted": "not_found",
+    }
