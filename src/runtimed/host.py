@@ -18,7 +18,7 @@ from runtimed.images import store
 from runtimed.images.qemu import ensure_qemu
 from runtimed.images.run import HostRunner
 from runtimed.node.build import NodePlan, machines_dir, make_node
-from runtimed.node.node import LocalNode, NodeLimits, NodeParts
+from runtimed.node.node import LocalNode, NodeLimits, NodeParts, WayOut
 from runtimed.node.templates import TemplateMaker, Templates
 from runtimed.node.vmm.fake import FakeDriver
 from runtimed.node.warm import rehearse, warm
@@ -42,7 +42,7 @@ class Host(Node, Protocol):
         """End every machine and spare. Idempotent."""
 
 
-async def make_host(settings: Settings, clock: Clock, say: Say) -> Host:
+async def make_host(settings: Settings, clock: Clock, say: Say, way_out: WayOut | None = None) -> Host:
     """A host that is ready for `prepare`.
 
     Raises:
@@ -63,6 +63,7 @@ async def make_host(settings: Settings, clock: Clock, say: Say) -> Host:
         accel=settings.accel,
         jailed=settings.jail,
         limits=_limits(settings),
+        way_out=way_out,
     )
     return await make_node(plan, qemu=qemu, images=images, clock=clock, progress=say)
 

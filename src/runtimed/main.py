@@ -24,12 +24,15 @@ from runtimed.api.metrics import Metrics
 from runtimed.api.services import Services
 from runtimed.control.leases import Leases
 from runtimed.control.life import Lives
+from runtimed.control.networks import Secrets, Ways
 from runtimed.control.sandboxes import Sandboxes
 from runtimed.core.clock import Clock, SystemClock
 from runtimed.core.errors import RuntimedError
 from runtimed.core.ports import Node
 from runtimed.core.tasks import spawn
 from runtimed.core.wait import wait_for
+from runtimed.egress.gateway import Gateway
+from runtimed.gateway_parts import forbidden_ports, make_gateway
 from runtimed.host import Host, make_host
 from runtimed.open_store import open_store
 from runtimed.settings import CommandError, Settings
@@ -37,6 +40,7 @@ from runtimed.state_folder import StateFolder
 from runtimed.store.accounts import Accounts
 from runtimed.store.answers import AnswerStore
 from runtimed.store.database import Database
+from runtimed.store.egress_secrets import SecretStore
 from runtimed.store.sandboxes import SandboxStore
 
 LISTENING_WITHIN_S = 10.0
@@ -62,15 +66,23 @@ class Service:
     leases: Leases
 
 
-async def build_service(settings: Settings, *, node: Node, database: Database, clock: Clock) -> Service:
+async def build_service(
+    settings: Settings, *, node: Node, database: Database, clock: Clock, gateway: Gateway | None = None
+) -> Service:
     """Everything but the sockets. Marks as stopped what an earlier service left unfinished."""
     store, answers = SandboxStore(database), AnswerStore(database)
-    lives = Lives(node, store, clock)
+    gateway = gateway or make_gateway(settings, clock)
+    secrets = Secrets(door=gateway, store=SecretStore(database), clock=clock)
+    await secrets.load()
+    lives = Lives(node, store, clock, Ways(gateway))
     await lives.recover()
     await answers.abandon_running()
     sandboxes = Sandboxes(lives=lives, store=store, node=node, clock=clock)
     services = Services(
         sandboxes=sandboxes,
+        secrets=secrets,
+        egress=gateway,
+        forbidden_ports=forbidden_ports(settings),
         accounts=Accounts(database, clock),
         idempotency=Idempotency(answers, clock),
         limits=CallLimits(per_sandbox=settings.exec_per_sandbox, total=settings.exec_total),
@@ -126,22 +138,23 @@ async def _serve(settings: Settings, folder: StateFolder) -> None:
         stack.push_async_callback(database.close)
         accounts = Accounts(database, clock)
         await _ensure_key(folder, accounts)
-        host = await _unless(told_to_stop, _prepared(settings, clock, folder))
+        gateway = make_gateway(settings, clock)
+        host = await _unless(told_to_stop, _prepared(settings, clock, folder, gateway))
         if host is None:
             return
         if isinstance(host, RuntimedError):
             raise host
         stack.push_async_callback(host.close)
-        service = await build_service(settings, node=host, database=database, clock=clock)
+        service = await build_service(settings, node=host, database=database, clock=clock, gateway=gateway)
         stack.push_async_callback(service.services.idempotency.close)
         stack.callback(folder.withdraw)
         await _answer(service, listener, folder, told_to_stop)
 
 
-async def _prepared(settings: Settings, clock: Clock, folder: StateFolder) -> Host | RuntimedError:
+async def _prepared(settings: Settings, clock: Clock, folder: StateFolder, gateway: Gateway) -> Host | RuntimedError:
     """A host that can start machines, or why there is none."""
     try:
-        host = await make_host(settings, clock, folder.say)
+        host = await make_host(settings, clock, folder.say, gateway)
         try:
             await host.prepare()
         except BaseException:

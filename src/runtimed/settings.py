@@ -82,6 +82,22 @@ class Settings:
 
     exec_per_sandbox: Annotated[int, About("commands and file calls at once in one sandbox", "calls", 1, 4096)] = 64
     exec_total: Annotated[int, About("the same in all; beyond it answers 503 guest_busy", "calls", 1, 65536)] = 512
+    egress_open_ranges: Annotated[
+        str,
+        About("reached although refused by default, such as a private mirror's", "addresses and CIDR ranges, by comma"),
+    ] = ""
+    egress_open_ports: Annotated[str, About("the same for ports, such as 587 for mail", "ports, by comma")] = ""
+    egress_nameservers: Annotated[
+        str, About("empty is the host's own resolver", "address or address#port, by comma")
+    ] = ""
+    egress_upstream_proxy: Annotated[
+        str, About("every connection goes through it, and never around; empty is none", "host:port")
+    ] = ""
+    egress_extra_roots: Annotated[str, About("certificates trusted beside the host's own", "PEM file")] = ""
+    egress_connections: Annotated[int, About("of one sandbox at once", "connections", 1, 500)] = 480
+    egress_new_a_second: Annotated[int, About("connections that one sandbox begins", "a second", 1, 10_000)] = 100
+    egress_gib_max: Annotated[int, About("what one sandbox may move in its life; 0 is no limit", "GiB", 0, 1 << 20)] = 0
+    egress_response_s: Annotated[int, About("models think for minutes", "seconds", 1, 86_400)] = 900
     log_level: Annotated[Literal["debug", "info", "warning", "error"], About("debug also shows each host command")] = (
         "info"
     )

@@ -11,7 +11,20 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from runtimed import VERSION
-from runtimed.api import account, archives, envelope, exec, files, not_built, operator, processes, sandboxes, uploads
+from runtimed.api import (
+    account,
+    archives,
+    egress_secrets,
+    envelope,
+    exec,
+    files,
+    network,
+    not_built,
+    operator,
+    processes,
+    sandboxes,
+    uploads,
+)
 from runtimed.api.auth import Authenticate
 from runtimed.api.outermost import Outermost
 from runtimed.api.services import Services
@@ -42,7 +55,8 @@ def routes() -> FastAPI:
     app.add_exception_handler(RequestValidationError, envelope.on_validation_error)
     app.add_exception_handler(HTTPException, envelope.on_http_error)
     app.add_exception_handler(Exception, envelope.on_defect)
-    for module in (sandboxes, exec, processes, files, uploads, archives, account, operator, not_built):
+    resources = (sandboxes, network, egress_secrets, exec, processes, files, uploads, archives, account, operator)
+    for module in (*resources, not_built):
         app.include_router(module.router)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]  # FastAPI's own way to change the document
     return app

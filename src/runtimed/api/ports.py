@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from runtimed.core.ids import AccountId
 from runtimed.core.lifecycle import State
+from runtimed.core.network import EgressRules
 from runtimed.core.sandbox import Caller, Inside, Page, SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec
+from runtimed.core.secrets import SecretPlan, SecretRecord
 
 
 class SandboxVerbs(Protocol):
@@ -28,6 +31,10 @@ class SandboxVerbs(Protocol):
 
     async def update(self, caller: Caller, sandbox_id: str, change: SandboxChange) -> SandboxRecord: ...
 
+    async def set_network(self, caller: Caller, sandbox_id: str, rules: EgressRules) -> SandboxRecord: ...
+
+    async def secrets_changed(self, account_id: AccountId) -> None: ...
+
     async def retain(self, caller: Caller, sandbox_id: str, days: int) -> SandboxRecord: ...
 
     async def wake(self, caller: Caller, sandbox_id: str) -> SandboxRecord: ...
@@ -37,3 +44,13 @@ class SandboxVerbs(Protocol):
     def counts(self) -> Mapping[str, int]: ...
 
     def started_by_how(self) -> Mapping[str, int]: ...
+
+
+class SecretVerbs(Protocol):
+    """Implemented by control.networks."""
+
+    async def put(self, account_id: AccountId, plan: SecretPlan, value: str) -> SecretRecord: ...
+
+    async def page(self, account_id: AccountId, *, after: str, limit: int) -> tuple[list[SecretRecord], bool]: ...
+
+    async def delete(self, account_id: AccountId, name: str) -> None: ...

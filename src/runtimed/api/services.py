@@ -10,7 +10,8 @@ from starlette.requests import Request
 from runtimed.api.admission import CallLimits
 from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
-from runtimed.api.ports import SandboxVerbs
+from runtimed.api.ports import SandboxVerbs, SecretVerbs
+from runtimed.core.egress import EgressDoor
 from runtimed.core.sandbox import Caller
 from runtimed.store.accounts import Accounts
 
@@ -18,6 +19,10 @@ from runtimed.store.accounts import Accounts
 @dataclass(frozen=True, kw_only=True)
 class Services:
     sandboxes: SandboxVerbs
+    secrets: SecretVerbs
+    egress: EgressDoor
+    forbidden_ports: list[int]
+    """Refused whatever a sandbox's rules say."""
     accounts: Accounts
     idempotency: Idempotency
     limits: CallLimits

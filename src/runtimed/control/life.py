@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from runtimed.control.networks import Ways
 from runtimed.core.clock import Clock
 from runtimed.core.errors import ImageNotFound, InvalidRequest, NoCapacity, RuntimedError, StartFailed
 from runtimed.core.ids import SandboxId
@@ -53,8 +54,9 @@ class Life:
 class Lives:
     """The sandboxes of one host that are not stopped."""
 
-    def __init__(self, node: Node, store: SandboxStore, clock: Clock) -> None:
+    def __init__(self, node: Node, store: SandboxStore, clock: Clock, ways: Ways | None = None) -> None:
         self._node = node
+        self._ways = ways or Ways()
         self._store = store
         self._clock = clock
         self._lives: dict[SandboxId, Life] = {}
@@ -107,12 +109,13 @@ class Lives:
 
     async def _start(self, life: Life) -> None:
         record = life.record
+        self._ways.bind(record)
         machine = MachineSpec(
             sandbox_id=record.id,
             image=record.image,
             shape=record.shape,
             hostname=record.name or f"sandbox-{record.id[:8]}",
-            env=dict(life.env),
+            env=self.env_of(life),
             user=record.user,
         )
         try:
@@ -143,6 +146,15 @@ class Lives:
             await self._move(life, Fact.EXITED, stop_reason=StopReason.STARTUP_FAILED)
         if never_was:
             await self._store.drop(life.record.id)
+
+    def env_of(self, life: Life) -> dict[str, str]:
+        """What its commands get: the placeholders of its secrets, and over them what was set for it."""
+        return {**self._ways.placeholders(life.record.id), **life.env}
+
+    def rebind(self, life: Life) -> None:
+        """Its rules have changed: they count when this returns."""
+        if life.record.state is not State.STOPPED:
+            self._ways.bind(life.record)
 
     def end(self, life: Life, reason: StopReason) -> asyncio.Task[None]:
         """Begin to end it, or join the end that is under way. The first reason stays. Idempotent."""
@@ -222,6 +234,7 @@ class Lives:
             await self._store.save(moved)
         finally:
             if state is State.STOPPED:
+                self._ways.unbind(moved.id)
                 self._lives.pop(moved.id, None)
             life.changed.set()
             life.changed = asyncio.Event()

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from runtimed.control.life import Life, Lives
 from runtimed.core.clock import Clock
-from runtimed.core.errors import NameTaken, NotFound, NotPaused, NotRunning, SandboxPaused, SandboxStopped
-from runtimed.core.ids import SandboxId, is_id, new_id
+from runtimed.core.errors import (
+    NameTaken,
+    NotFound,
+    NotPaused,
+    NotRunning,
+    RuntimedError,
+    SandboxPaused,
+    SandboxStopped,
+)
+from runtimed.core.ids import AccountId, SandboxId, is_id, new_id
 from runtimed.core.lifecycle import State, StopReason
 from runtimed.core.limits import LEASE_AHEAD_MAX_S
+from runtimed.core.network import EgressRules
 from runtimed.core.ports import Node
 from runtimed.core.sandbox import Caller, Inside, Page, SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec
 from runtimed.store.sandboxes import SandboxStore
@@ -22,6 +32,8 @@ READY_WITHIN_S = 60.0
 END_WITHIN_S = 60.0
 """An answer to stop or delete waits this long; ending goes on after it."""
 RETENTION_DEFAULT_DAYS = 30
+
+_log = logging.getLogger(__name__)
 
 
 class Sandboxes:
@@ -133,10 +145,34 @@ class Sandboxes:
             fields["env_names"] = tuple(sorted(life.env))
         await self._lives.change(life, labels_too=change.labels is not None, **fields)
         if change.env or change.user is not None:
-            await self._node.guest(record.id).update(env=dict(life.env), user=life.record.user)
+            await self._node.guest(record.id).update(env=self._lives.env_of(life), user=life.record.user)
         if change.lease_s is not None:
             await self._lease(life, change.lease_s, change.lease_s)
         return life.record
+
+    async def set_network(self, caller: Caller, sandbox_id: str, rules: EgressRules) -> SandboxRecord:
+        """Replace its rules, at once: open connections that the new ones refuse are closed. Idempotent."""
+        record = await self.get(caller, sandbox_id)
+        life = self._lives.get(record.id)
+        now_s = self._clock.now_s()
+        before = life.record.network if life else record.network
+        network = replace(before, rules=rules, version=before.version + 1, updated_at_s=now_s)
+        if life is None:
+            record = replace(record, network=network, updated_at_s=now_s)
+            await self._store.save(record)
+            return record
+        await self._lives.change(life, network=network)
+        self._lives.rebind(life)
+        return life.record
+
+    async def secrets_changed(self, account_id: AccountId) -> None:
+        """Commands that start from now on see the account's secrets as they are now."""
+        for life in self._lives.all():
+            if life.record.account_id == account_id and life.record.state is State.RUNNING:
+                try:
+                    await self._node.guest(life.record.id).update(env=self._lives.env_of(life), user=life.record.user)
+                except RuntimedError as gone:
+                    _log.info("sandbox %s was not told of its secrets: %s", life.record.id, gone)
 
     async def retain(self, caller: Caller, sandbox_id: str, days: int) -> SandboxRecord:
         """How long it is kept once it is paused or stopped."""
@@ -244,6 +280,7 @@ class Sandboxes:
             updated_at_s=now_s,
             last_active_at_s=now_s,
             ends_at_s=now_s + spec.lease_s,
+            network=replace(spec.network, updated_at_s=now_s),
         )
 
 

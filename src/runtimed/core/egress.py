@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from runtimed.core.ids import AccountId, SandboxId
-from runtimed.core.network import EgressRules
+from runtimed.core.network import OPEN, EgressRules, WrittenRules, read_rules
 from runtimed.core.secrets import SecretRecord
 
 What = Literal["connection", "closed", "request", "dns", "secret", "limit"]
 """`connection` and `request`: it was judged; `closed`: it is over, with its bytes; `secret`: an answer held one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkPolicy:
+    """What is kept of a sandbox's network. `version` grows with every change."""
+
+    rules: EgressRules = OPEN
+    version: int = 1
+    updated_at_s: float | None = None
+    secrets: tuple[str, ...] | None = None
+    """Names of the secrets it may use; None is every one of its account."""
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "rules": self.rules.as_json(),
+            "version": self.version,
+            "updated_at_s": self.updated_at_s,
+            "secrets": None if self.secrets is None else list(self.secrets),
+        }
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> NetworkPolicy:
+        """What `as_json` gave."""
+        rules, _ = read_rules(WrittenRules(**kept["rules"]))
+        secrets = kept["secrets"]
+        return cls(
+            rules=rules,
+            version=kept["version"],
+            updated_at_s=kept["updated_at_s"],
+            secrets=None if secrets is None else tuple(secrets),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from runtimed.core.egress import NetworkPolicy
 from runtimed.core.ids import AccountId, KeyId, SandboxId
 from runtimed.core.lifecycle import State, StopReason
 from runtimed.core.ports import Guest
@@ -39,6 +40,7 @@ class SandboxSpec:
     on_lease_end: LeaseEnd = "stop"
     auto_wake: bool = True
     user: UserName = "sandbox"
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
     get_or_create: bool = False
     """With a name: answer the sandbox that holds it, if there is one."""
 
@@ -71,6 +73,7 @@ class SandboxRecord:
     deleted_at_s: float | None = None
     stop_reason: StopReason | None = None
     started: Started | None = None
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
 
     @property
     def can_run(self) -> bool:

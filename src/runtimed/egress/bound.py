@@ -11,7 +11,7 @@ from runtimed.core.ids import SandboxId
 from runtimed.core.network import Address
 from runtimed.egress.names import QueryLimit, StandIns
 from runtimed.egress.pipes import Windows
-from runtimed.egress.policy import Policy, Verdict
+from runtimed.egress.policy import Policy, Ruling
 from runtimed.egress.ranges import Ground
 
 ADDRESSES_FOR_S = 30.0
@@ -35,7 +35,7 @@ class EgressLimits:
 class OpenConnection(Protocol):
     """A connection that new rules may close."""
 
-    def why_not(self, policy: Policy) -> Verdict | None:
+    def why_not(self, policy: Policy) -> Ruling | None:
         """The verdict by which `policy` refuses it, or None."""
 
     def close(self, why: str) -> None: ...

@@ -23,7 +23,7 @@ from runtimed.egress.http1 import could_be_http
 from runtimed.egress.names import POOL
 from runtimed.egress.opening import Asked, Decision, Http, Intercept, Opening, Pass, Refuse
 from runtimed.egress.pipes import GuestPipe, Pipe, PipeBroken, TlsServerPipe, WithFirst, pump
-from runtimed.egress.policy import Policy, Verdict
+from runtimed.egress.policy import Policy, Ruling
 from runtimed.egress.requests import Route
 from runtimed.egress.secrets.substitute import OpenSecret
 from runtimed.egress.sockets import Sockets, Unreachable, UpstreamPipe, is_own
@@ -47,7 +47,7 @@ class House(Protocol):
     def record(self, bound: Bound, happened: Happened) -> None: ...
 
 
-class Connection:
+class GuestConnection:
     """Lives as long as the guest's stream. `close` ends it from outside, for rules that changed."""
 
     def __init__(self, house: House, bound: Bound, pipe: GuestPipe) -> None:
@@ -155,16 +155,16 @@ class Connection:
         return found
 
     @staticmethod
-    def _judge_address(policy: Policy, route: Route, address: Address) -> Verdict:
+    def _judge_address(policy: Policy, route: Route, address: Address) -> Ruling:
         verdict = policy.judge_address(route.host, address, route.port)
         opened = any(address in network for network in policy.ground.open_ranges)
         if verdict.allowed and not opened and is_own(address):
-            return Verdict(allowed=False, rule="the host's own addresses are always refused")
+            return Ruling(allowed=False, rule="the host's own addresses are always refused")
         return verdict
 
     # Rules that changed.
 
-    def why_not(self, policy: Policy) -> Verdict | None:
+    def why_not(self, policy: Policy) -> Ruling | None:
         for route, address in self._reached:
             for verdict in (
                 policy.judge(route.host, route.port),

@@ -2,7 +2,7 @@
 
 A machine without a bound policy reaches nothing; a failure of the gateway itself refuses.
 
-    machine's channel --egress.open--> Connection --> server
+    machine's channel --egress.open--> GuestConnection --> server
                       --egress.dns---> Question ----> stand-in address | NXDOMAIN
 """
 
@@ -26,7 +26,7 @@ from runtimed.egress import dns
 from runtimed.egress.audit import Audit
 from runtimed.egress.bound import Bound, EgressLimits
 from runtimed.egress.ca import Authority
-from runtimed.egress.connection import Connection
+from runtimed.egress.connection import GuestConnection
 from runtimed.egress.exchanges import Cut
 from runtimed.egress.names import StandIns
 from runtimed.egress.pipes import GuestPipe, PipeBroken
@@ -164,7 +164,7 @@ class Gateway:
     async def _connection(self, bound: Bound, stream: Stream) -> None:
         params = stream.params
         pipe = GuestPipe(stream, bound.windows)
-        connection = Connection(self, bound, pipe)
+        connection = GuestConnection(self, bound, pipe)
         why = bound.why_no_more(self.now_s())
         if why is not None:
             shown, number = str(params.get("host", ""))[:64], params.get("port")

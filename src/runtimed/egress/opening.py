@@ -15,7 +15,7 @@ from typing import Literal
 
 from runtimed.core.network import Host, canonical_name
 from runtimed.egress import http1, tls
-from runtimed.egress.policy import Policy, Verdict
+from runtimed.egress.policy import Policy, Ruling
 
 FIRST_BYTES_MAX = tls.HELLO_MAX_BYTES + 1024
 _HTTP2 = b"PRI * HTTP/2"
@@ -44,7 +44,7 @@ class Http:
 
 @dataclass(frozen=True, kw_only=True)
 class Refuse:
-    verdict: Verdict
+    verdict: Ruling
     kind: Kind
 
 
@@ -76,7 +76,7 @@ class Opening:
         if _HTTP2.startswith(data[: len(_HTTP2)]) and len(data) < len(_HTTP2) and not ended:
             return None
         if data.startswith(_HTTP2):
-            return Refuse(verdict=Verdict(allowed=False, rule="HTTP/2 without TLS cannot be judged"), kind="other")
+            return Refuse(verdict=Ruling(allowed=False, rule="HTTP/2 without TLS cannot be judged"), kind="other")
         if http1.could_be_http(data):
             long_enough = b" " in data[:16]
             return Http() if long_enough else (Pass(kind="other") if ended else None)
@@ -86,14 +86,14 @@ class Opening:
         try:
             hello = tls.read_client_hello(data)
         except tls.NotTls as wrong:
-            return Refuse(verdict=Verdict(allowed=False, rule=f"TLS that cannot be read: {wrong}"), kind="tls")
+            return Refuse(verdict=Ruling(allowed=False, rule=f"TLS that cannot be read: {wrong}"), kind="tls")
         if hello is None:
             if ended or len(data) > FIRST_BYTES_MAX:
-                return Refuse(verdict=Verdict(allowed=False, rule="TLS without a whole ClientHello"), kind="tls")
+                return Refuse(verdict=Ruling(allowed=False, rule="TLS without a whole ClientHello"), kind="tls")
             return None
         self.shown_name = hello.server_name
         if hello.encrypted and not _is_grease(hello):
-            return Refuse(verdict=Verdict(allowed=False, rule="Encrypted Client Hello hides the name"), kind="tls")
+            return Refuse(verdict=Ruling(allowed=False, rule="Encrypted Client Hello hides the name"), kind="tls")
         return self._agree(hello)
 
     def _agree(self, hello: tls.ClientHello) -> Decision:
@@ -103,13 +103,13 @@ class Opening:
             try:
                 shown = canonical_name(hello.server_name)
             except ValueError:
-                refused = Verdict(allowed=False, rule="the TLS server name is not a name")
+                refused = Ruling(allowed=False, rule="the TLS server name is not a name")
                 return Refuse(verdict=refused, kind="tls")
             if shown != asked.host:
                 verdict = self._policy.judge(shown, asked.port)
                 if not verdict.allowed:
                     rule = f"the TLS server name {shown} is not {asked.host}, and is refused: {verdict.rule}"
-                    return Refuse(verdict=Verdict(allowed=False, rule=rule), kind="tls")
+                    return Refuse(verdict=Ruling(allowed=False, rule=rule), kind="tls")
         # A secret goes to the host that was asked for, and only when the client's TLS means the same one.
         if isinstance(asked.host, str) and shown in (asked.host, None) and self._has_secret(asked.host, asked.port):
             return Intercept(name=asked.host)

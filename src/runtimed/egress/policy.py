@@ -14,19 +14,19 @@ from runtimed.egress.ranges import Ground
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Ruling:
     """`rule` is shown to whoever was refused: the rule as written, or what no rule can change."""
 
     allowed: bool
     rule: str
 
 
-def _yes(rule: str) -> Verdict:
-    return Verdict(allowed=True, rule=rule)
+def _yes(rule: str) -> Ruling:
+    return Ruling(allowed=True, rule=rule)
 
 
-def _no(rule: str) -> Verdict:
-    return Verdict(allowed=False, rule=rule)
+def _no(rule: str) -> Ruling:
+    return Ruling(allowed=False, rule=rule)
 
 
 UNBOUND = _no("this machine has no network policy")
@@ -39,7 +39,7 @@ class Policy:
     def __init__(self, rules: EgressRules, ground: Ground) -> None:
         self.rules, self.ground = rules, ground
 
-    def judge(self, host: Host, port: int) -> Verdict:
+    def judge(self, host: Host, port: int) -> Ruling:
         """A name, or an address that was asked for as such. An allowed name's addresses are still to be judged."""
         if not self.rules.internet:
             return _no("internet: false")
@@ -47,7 +47,7 @@ class Policy:
             return _no(why)
         return self._name(host, port) if isinstance(host, str) else self._raw(host, port)
 
-    def judge_address(self, host: Host, address: Address, port: int) -> Verdict:
+    def judge_address(self, host: Host, address: Address, port: int) -> Ruling:
         """An address that `host` has. What `judge` says of the host holds too; this is no substitute for it."""
         if (why := self.ground.why_not_address(address)) is not None:
             return _no(why)
@@ -63,7 +63,7 @@ class Policy:
             return _no(NOT_ALLOWED)  # The name came in by the range of all addresses of the other IP version.
         return _yes(f"allow: {allowed.text}")
 
-    def judge_query(self, name: str) -> Verdict:
+    def judge_query(self, name: str) -> Ruling:
         """Whether a name may be looked up: when some port of it may be reached."""
         ports = {rule.port for rule in (*self._allow(), *self.rules.connect) if rule.port is not None}
         verdicts = [self.judge(name, port) for port in (443, 80, 65535, *sorted(ports))]
@@ -74,7 +74,7 @@ class Policy:
         allowed = self._allowed_name(name, 443)
         return allowed.name if allowed is not None and allowed.subdomains else None
 
-    def _name(self, name: str, port: int) -> Verdict:
+    def _name(self, name: str, port: int) -> Ruling:
         if (why := self.ground.why_not_name(name)) is not None:
             return _no(why)
         for rule in self.rules.deny:
@@ -87,7 +87,7 @@ class Policy:
         allowed = self._allowed_name(name, port)
         return _yes(f"allow: {allowed.text}") if allowed else _no(NOT_ALLOWED)
 
-    def _raw(self, address: Address, port: int) -> Verdict:
+    def _raw(self, address: Address, port: int) -> Ruling:
         verdict = self.judge_address(address, address, port)
         if not verdict.allowed:
             return verdict

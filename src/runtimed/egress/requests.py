@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from runtimed.core.network import Host, read_host
 from runtimed.egress.http1 import RequestHead
-from runtimed.egress.policy import Policy, Verdict
+from runtimed.egress.policy import Policy, Ruling
 
 _ABSOLUTE = re.compile(rb"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]@/\s]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -34,7 +34,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    verdict: Verdict
+    verdict: Ruling
     head: RequestHead
     """As the server gets it: in origin form, without what is meant for a proxy."""
 
@@ -109,4 +109,4 @@ def _without_hops(head: RequestHead) -> RequestHead:
 
 
 def _refused(head: RequestHead, rule: str) -> Judged:
-    return Judged(verdict=Verdict(allowed=False, rule=rule), head=head)
+    return Judged(verdict=Ruling(allowed=False, rule=rule), head=head)

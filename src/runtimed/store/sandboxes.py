@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import RowMapping, Select, delete, exists, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from runtimed.core.egress import NetworkPolicy
 from runtimed.core.errors import InvalidRequest, NameTaken
 from runtimed.core.ids import AccountId, KeyId, SandboxId
 from runtimed.core.lifecycle import State, StopReason
@@ -151,6 +152,7 @@ def _row(record: SandboxRecord) -> dict[str, Any]:
     row["stop_reason"] = record.stop_reason.value if record.stop_reason else None
     row["held_name"] = record.name if record.can_run else None
     row["env_names"] = list(record.env_names)
+    row["network"] = record.network.as_json()
     return row
 
 
@@ -176,6 +178,7 @@ def _record(row: RowMapping, labels: Mapping[str, str]) -> SandboxRecord:
         state=State(row["state"]),
         stop_reason=StopReason(row["stop_reason"]) if row["stop_reason"] else None,
         started=Started(**row["started"]) if row["started"] else None,
+        network=NetworkPolicy.from_json(row["network"]) if row["network"] else NetworkPolicy(),
         **{name: row[name] for name in _AS_IS},
     )
 

@@ -70,6 +70,7 @@ sandboxes = Table(
     Column("retention_days", Integer, nullable=False),
     Column("env_names", JSON, nullable=False),
     Column("started", JSON),
+    Column("network", JSON),  # NULL is what a sandbox of before has: the open internet
     Column("created_at_s", Float, nullable=False),
     Column("updated_at_s", Float, nullable=False),
     Column("last_active_at_s", Float, nullable=False),
@@ -79,6 +80,20 @@ sandboxes = Table(
     Column("deleted_at_s", Float),
     UniqueConstraint("account_id", "held_name"),
     Index(None, "account_id", "created_at_s", "id"),
+)
+
+egress_secrets = Table(
+    "egress_secrets",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("account_id", String(36), ForeignKey("accounts.id"), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("plan", JSON, nullable=False),  # everything but the value
+    Column("placeholder", String(64), nullable=False),
+    Column("sealed", LargeBinary, nullable=False),  # opens with a key that is not in the database
+    Column("created_at_s", Float, nullable=False),
+    Column("updated_at_s", Float, nullable=False),
+    UniqueConstraint("account_id", "name"),
 )
 
 # Labels have a table of their own because no JSON filter is written alike in both databases.

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from runtimed.core.clock import iso
+from runtimed.core.egress import NetworkPolicy
 from runtimed.core.ids import is_id
 from runtimed.core.lifecycle import State
 from runtimed.core.limits import (
@@ -32,8 +33,10 @@ from runtimed.core.limits import (
     VCPU_MAX,
     VCPU_MIN,
 )
+from runtimed.core.network import OPEN
 from runtimed.core.sandbox import SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec
 from runtimed.core.specs import Shape
+from runtimed.wire.egress import NetworkRules
 from runtimed.wire.strict import Shown, Strict, Text, check_env
 
 CPU_FLOOR_DEFAULT_MILLIS = 50
@@ -73,13 +76,6 @@ Labels = Annotated[dict[Text, Text], AfterValidator(_labels)]
 Env = Annotated[dict[str, Text], AfterValidator(_env)]
 EnvChange = Annotated[dict[str, Text | None], AfterValidator(_env)]
 Lease = Annotated[int, Field(ge=LEASE_MIN_S, le=LEASE_MAX_S)]
-
-
-class NetworkRules(Strict):
-    internet: bool
-    allow: list[Text] | None = None
-    deny: list[Text] | None = None
-    connect: list[Text] | None = None
 
 
 class CreateSandbox(Strict):
@@ -125,7 +121,6 @@ class CreateSandbox(Strict):
 
     def not_built(self) -> list[str]:
         """Fields that ask for something that this version cannot do. Saying what is so anyway is fine."""
-        offline = NetworkRules(internet=False)
         asked = {
             "cpu": self.cpu == "reserved",
             "cpuFloorMillis": self.cpu_floor_millis > CPU_FLOOR_DEFAULT_MILLIS,
@@ -134,16 +129,15 @@ class CreateSandbox(Strict):
             "persistent": self.persistent,
             "maxTotalCostMicros": self.max_total_cost_micros is not None,
             "maxCostMicros": self.max_cost_micros is not None,
-            "network": self.network is not None and self.network != offline,
             "snapshot": self.snapshot is not None,
             "spreadFrom": bool(self.spread_from),
             "volumes": bool(self.volumes),
-            "secrets": bool(self.secrets),
             "tailscale": self.tailscale is not None,
         }
         return [name for name, wanted in asked.items() if wanted]
 
     def spec(self, *, default_image: str) -> SandboxSpec:
+        """Raises InvalidRequest naming every network rule that is wrong."""
         return SandboxSpec(
             image=self.image or default_image,
             shape=Shape(vcpu=self.vcpu, memory_mib=self.memory_mib, disk_mib=self.disk_mib),
@@ -154,6 +148,10 @@ class CreateSandbox(Strict):
             on_lease_end="delete" if self.on_lease_end == "delete" else "stop",
             auto_wake=self.auto_wake,
             user=self.user,
+            network=NetworkPolicy(
+                rules=self.network.read(field_name="network") if self.network else OPEN,
+                secrets=None if self.secrets is None else tuple(self.secrets),
+            ),
             get_or_create=self.get_or_create,
         )
 
@@ -297,7 +295,8 @@ def sandbox_body(record: SandboxRecord, *, region: str) -> dict[str, object]:
         "pausable": False,
         "user": record.user,
         "envNames": list(record.env_names),
-        "secrets": None,
+        "secrets": None if record.network.secrets is None else list(record.network.secrets),
+        "network": record.network.rules.as_json(),
         "volumes": [],
         "createdAt": iso(record.created_at_s),
         "readyAt": iso(record.ready_at_s),

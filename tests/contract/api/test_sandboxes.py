@@ -45,12 +45,9 @@ async def test_values_of_the_environment_are_in_no_answer(api: Api) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("network", {"internet": True}),
-        ("network", {"internet": False, "allow": ["example.com"]}),
         ("snapshot", "x"),
         ("volumes", [{"volumeId": "v", "path": "/x"}]),
         ("spreadFrom", ["x"]),
-        ("secrets", ["x"]),
         ("tailscale", {"authKeySecret": "x"}),
         ("maxCostMicros", 1),
         ("maxTotalCostMicros", 1),
