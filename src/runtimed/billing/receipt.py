@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 
 from runtimed.billing.rating import HOUR_MS, HOUR_US, MB_PER_GB, MIB_PER_GIB, Line, rate
 from runtimed.billing.tab import Tab
+from runtimed.core.accounting import Receipt, ReceiptLine
 from runtimed.core.ledger import Entry
 from runtimed.core.money import MICROS_PER_USD, Micros
 
 PART_DECIMALS = 6
 """Quantities for people: an hour to a few milliseconds, a GiB-hour to a few MiB-seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReceiptLine:
-    """One line. `quantity` is for people and rounded; `micros` is exact."""
-
-    what: str
-    quantity: str
-    unit: str
-    usd_per_unit: str
-    micros: Micros
-
-
-@dataclass(frozen=True, kw_only=True)
-class Receipt:
-    lines: tuple[ReceiptLine, ...]
-    total_micros: Micros
-    """The sum of the lines, and of what the sandbox's entries charged."""
-    held_micros: Micros
-    running_ms: int
-    cpu_us: int
-    """As it was measured, floor or not."""
-    trial_ms: int
-    waited_permille: int | None
-    """Thousandths of its running time in which no vCPU was busy; None when it never ran."""
 
 
 def receipt(tab: Tab) -> Receipt:
@@ -66,6 +41,7 @@ def receipt(tab: Tab) -> Receipt:
         cpu_us=tab.used.cpu_us,
         trial_ms=tab.charged if trial else 0,
         waited_permille=waited_permille(tab.used.cpu_us, tab.used.running_ms),
+        final=tab.closed,
     )
 
 

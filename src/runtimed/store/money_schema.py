@@ -1,4 +1,4 @@
-"""The tables of money: terms and limits, the ledger, tabs, what was metered."""
+"""The tables of money and audit: terms and limits, the ledger, tabs, what was metered, who did what and how often."""
 
 from __future__ import annotations
 
@@ -92,4 +92,42 @@ usage = Table(
     Column("micros", BigInteger, nullable=False),
     Column("sample_hashes", JSON, nullable=False),
     Index(None, "account_id", "at_s"),
+)
+
+# Rows are only ever added; each carries the hash of the one before.
+audit_lines = Table(
+    "audit_lines",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=False),
+    Column("account_id", String(36), nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("target", String(128), nullable=False),
+    Column("actor", String(64), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("request_id", String(64), nullable=False),
+    Column("outcome", String(64), nullable=False),
+    Column("details", JSON, nullable=False),
+    Column("previous", String(64), nullable=False),
+    Column("hash", String(64), nullable=False),
+    Index(None, "account_id", "number"),
+)
+
+# Number and hash of the newest line, so that lines cut off at the end are missed. One row.
+audit_head = Table(
+    "audit_head",
+    metadata,
+    Column("only", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("hash", String(64), nullable=False),
+)
+
+request_counts = Table(
+    "request_counts",
+    metadata,
+    Column("account_id", String(36), primary_key=True),
+    Column("hour", Integer, primary_key=True),  # hours since 1970
+    Column("operation", String(128), primary_key=True),  # method and pattern of the route
+    Column("answered", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),  # with a status from 400 on
 )

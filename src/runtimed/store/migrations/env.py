@@ -2,6 +2,7 @@
 
 from alembic import context
 
+import runtimed.store.money_schema  # noqa: F401 - its tables are part of the metadata
 from runtimed.store.schema import metadata
 
 context.configure(
