@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -14,10 +11,12 @@ from runtimed import VERSION
 from runtimed.api import (
     account,
     archives,
+    audit,
     egress_secrets,
     envelope,
     exec,
     files,
+    money,
     network,
     not_built,
     operator,
@@ -25,7 +24,9 @@ from runtimed.api import (
     sandboxes,
     uploads,
 )
+from runtimed.api.auditing import Audited
 from runtimed.api.auth import Authenticate
+from runtimed.api.document import openapi_document
 from runtimed.api.outermost import Outermost
 from runtimed.api.services import Services
 from runtimed.core.clock import Clock
@@ -37,7 +38,8 @@ def build_app(services: Services, clock: Clock) -> ASGIApp:
     app = routes()
     app.state.services = services
     app.state.archive_flows = {}
-    inner = Authenticate(app, accounts=services.accounts, clock=clock)
+    noted = Audited(app, auditor=services.auditor, clock=clock)
+    inner = Authenticate(noted, accounts=services.accounts, clock=clock)
     return Outermost(inner, metrics=services.metrics, clock=clock, closing=services.closing)
 
 
@@ -55,24 +57,8 @@ def routes() -> FastAPI:
     app.add_exception_handler(RequestValidationError, envelope.on_validation_error)
     app.add_exception_handler(HTTPException, envelope.on_http_error)
     app.add_exception_handler(Exception, envelope.on_defect)
-    resources = (sandboxes, network, egress_secrets, exec, processes, files, uploads, archives, account, operator)
-    for module in (*resources, not_built):
+    inside = (sandboxes, network, exec, processes, files, uploads, archives)
+    for module in (*inside, egress_secrets, account, money, audit, operator, not_built):
         app.include_router(module.router)
-    app.openapi = lambda: _document(app)  # type: ignore[method-assign]  # FastAPI's own way to change the document
+    app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]  # FastAPI's own way to change the document
     return app
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        components = document.setdefault("components", {})
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
-        for path in document["paths"].values():
-            for operation in path.values():
-                # A wrong field is a 400 in our envelope, not FastAPI's 422.
-                operation["responses"].pop("422", None)
-        for name in ("HTTPValidationError", "ValidationError"):
-            components.get("schemas", {}).pop(name, None)
-        app.openapi_schema = document
-    return app.openapi_schema
