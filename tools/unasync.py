@@ -37,6 +37,7 @@ RENAMES = {
     "AsyncSandboxCommands": "SandboxCommands",
     "AsyncSandboxView": "SandboxView",
     "AsyncSandboxes": "Sandboxes",
+    "AsyncSecrets": "Secrets",
     "AsyncTools": "Tools",
     "AsyncTransfers": "Transfers",
     "AsyncTransport": "Transport",

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from withruntime import _calls, _settings
 from withruntime._async.sandboxes import AsyncSandboxes
+from withruntime._async.secrets import AsyncSecrets
 from withruntime._async.transport import AsyncTransport, ClientOptions
 from withruntime._retry import RetryPolicy
 from withruntime._values import Json
@@ -43,6 +44,7 @@ class AsyncRuntime:
         )
         self._t = AsyncTransport(options)
         self.sandboxes = AsyncSandboxes(self._t)
+        self.secrets = AsyncSecrets(self._t)
 
     @property
     def base_url(self) -> str | None:

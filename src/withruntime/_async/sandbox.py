@@ -61,6 +61,11 @@ class AsyncNetwork:
         rules = NetworkRules(internet=internet, allow=allow, deny=deny, connect=connect)
         return await self._t.send(_calls.set_network(self._id, rules))
 
+    async def records(self, *, after: int = 0, limit: int = 100) -> Json:
+        """What became of its connections: `data`, oldest first, and `nextAfter` to go on from (1 to 1000 a call)."""
+        path = _calls.sandbox_path(self._id, "/egress")
+        return await self._t.send(_calls.get(path, _calls.as_object, {"after": after, "limit": limit}))
+
     async def on(self) -> Json:
         """Allow everything that the service allows at all."""
         return await self.set(internet=True)

@@ -10,6 +10,7 @@ from typing import Any, Self
 from withruntime import _calls, _settings
 from withruntime._retry import RetryPolicy
 from withruntime._sync.sandboxes import Sandboxes
+from withruntime._sync.secrets import Secrets
 from withruntime._sync.transport import ClientOptions, Transport
 from withruntime._values import Json
 
@@ -45,6 +46,7 @@ class Runtime:
         )
         self._t = Transport(options)
         self.sandboxes = Sandboxes(self._t)
+        self.secrets = Secrets(self._t)
 
     @property
     def base_url(self) -> str | None:

@@ -63,6 +63,11 @@ class Network:
         rules = NetworkRules(internet=internet, allow=allow, deny=deny, connect=connect)
         return self._t.send(_calls.set_network(self._id, rules))
 
+    def records(self, *, after: int = 0, limit: int = 100) -> Json:
+        """What became of its connections: `data`, oldest first, and `nextAfter` to go on from (1 to 1000 a call)."""
+        path = _calls.sandbox_path(self._id, "/egress")
+        return self._t.send(_calls.get(path, _calls.as_object, {"after": after, "limit": limit}))
+
     def on(self) -> Json:
         """Allow everything that the service allows at all."""
         return self.set(internet=True)

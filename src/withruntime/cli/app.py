@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from withruntime._version import VERSION
-from withruntime.cli import compare, processes, sandboxes, server, transfer
+from withruntime.cli import compare, network, processes, sandboxes, server, transfer
 from withruntime.cli.terminal import fail
 
 app = typer.Typer(
@@ -20,7 +20,8 @@ app = typer.Typer(
 )
 app.add_typer(sandboxes.app, name="sandbox")
 app.add_typer(server.app, name="server")
-for commands in (processes, transfer):
+app.add_typer(network.secrets, name="secrets")
+for commands in (processes, transfer, network):
     commands.register(sandboxes.app)
 compare.register(app)
 

@@ -9,6 +9,7 @@ from withruntime._async.sandbox import AsyncSandbox
 from withruntime._values import Json
 from withruntime.cli import attached, terminal
 from withruntime.cli.attached import AttachedCommand
+from withruntime.cli.network import Allow, Connect, Deny, NoInternet, rules_of, tell_refusals
 from withruntime.cli.terminal import JsonFlag, SandboxRef
 
 app = typer.Typer(
@@ -49,6 +50,10 @@ def run(
     cwd: Cwd = None,
     user: User = None,
     interactive: Interactive = False,
+    no_internet: NoInternet = False,
+    allow: Allow = None,
+    deny: Deny = None,
+    connect: Connect = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the sandbox running afterwards.")] = False,
     json: JsonFlag = False,
 ) -> None:
@@ -62,9 +67,15 @@ def run(
       runtime sandbox run -- python3 -c 'print(6 * 7)'
       runtime sandbox run --timeout 60 --env CI=1 -- make test
       tar c . | runtime sandbox run -- sh -c 'tar x && make'
+      runtime sandbox run --allow api.example -- curl -sS https://api.example
     """
     fields = terminal.given(
-        image=image, vcpu=vcpu, memory_mib=memory, disk_mib=disk, funding="trial" if trial else None
+        image=image,
+        vcpu=vcpu,
+        memory_mib=memory,
+        disk_mib=disk,
+        funding="trial" if trial else None,
+        network=rules_of(no_internet, allow, deny, connect),
     )
     wanted = _attached(command, cwd=cwd, user=user, env=env, timeout=timeout, interactive=interactive, collect=json)
 
@@ -116,6 +127,10 @@ def create(
     env: Env = None,
     label: Labels = None,
     lease: Annotated[int | None, typer.Option(help="Seconds until it ends by itself.")] = None,
+    no_internet: NoInternet = False,
+    allow: Allow = None,
+    deny: Deny = None,
+    connect: Connect = None,
     trial: Trial = False,
     json: JsonFlag = False,
 ) -> None:
@@ -135,6 +150,7 @@ def create(
         timeout_seconds=lease,
         env=terminal.key_values(env, what="variable") or None,
         labels=terminal.key_values(label, what="label") or None,
+        network=rules_of(no_internet, allow, deny, connect),
         funding="trial" if trial else None,
     )
 
@@ -273,6 +289,8 @@ async def _attend(sandbox: AsyncSandbox, command: AttachedCommand, *, json: bool
         result = await attached.run_attached(sandbox, command)
     finally:
         stop_keeping()
+    if attached.exit_code_of(result):
+        await tell_refusals(sandbox)
     if json:
         terminal.show_json(result.to_json() | {"sandboxId": sandbox.id})
     elif result.out_of_memory:
