@@ -21,6 +21,7 @@ from runtimed.core.commands import (
 )
 from runtimed.core.errors import (
     FileMissing,
+    Interrupted,
     MachineGone,
     OutcomeUnknown,
     ProcessNotFound,
@@ -79,12 +80,15 @@ class SimProcesses:
         self.script = script
         self.started: list[Command] = []
         self._all: dict[ProcessId, _Process] = {}
+        self._channel = 0
+        """Grows when what was open to the host is cut while the processes go on."""
 
     async def capture(self, process_id: ProcessId, command: Command, *, keep_bytes: int) -> Captured:
+        channel = self._channel
         process = self._start(process_id, command)
         while process.info.exit is None:
             await process.changed.wait()
-            if process.gone:
+            if process.gone or channel != self._channel:
                 raise OutcomeUnknown("the machine went away", details={"processId": process_id})
         streams = {name: b"".join(o.data for o in process.output if o.stream == name) for name in ("stdout", "stderr")}
         return Captured(
@@ -144,6 +148,23 @@ class SimProcesses:
             process.gone = True
             process.tell()
 
+    def cut(self) -> None:
+        """Whatever reads or waits is interrupted; the processes go on."""
+        self._channel += 1
+        for process in self._all.values():
+            process.tell()
+
+    def copy(self) -> SimProcesses:
+        """The same processes in another machine; what still runs there goes its own way."""
+        twin = SimProcesses(self.script)
+        twin.started = list(self.started)
+        for process_id, process in self._all.items():
+            other = twin._all[process_id] = _Process(process.info, process.scripted)
+            other.output = list(process.output)
+            if process.info.exit is None and process.scripted.gate is not None:
+                spawn(twin._finish(other), name=f"play {process_id} in a copy")
+        return twin
+
     def _get(self, process_id: ProcessId) -> _Process:
         if process_id not in self._all:
             raise ProcessNotFound(f"there is no process {process_id!r}")
@@ -185,6 +206,10 @@ class SimProcesses:
             position += len(data)
         process.info = replace(process.info, output_bytes=position)
         process.tell()
+        await self._finish(process)
+
+    async def _finish(self, process: _Process) -> None:
+        scripted = process.scripted
         if scripted.gate is not None:
             await scripted.gate.wait()
         if process.info.exit is None and not process.gone:
@@ -199,6 +224,7 @@ class SimProcesses:
         process.tell()
 
     async def _read(self, process: _Process, cursor: int, *, live: bool) -> AsyncIterator[ProcessEvent]:
+        channel = self._channel
         first = process.output[0].offset if process.output else 0
         if cursor < first:
             yield Lost(dropped_bytes=first - cursor, resume_at=first)
@@ -214,6 +240,8 @@ class SimProcesses:
                 return
             if process.gone:
                 raise MachineGone("the machine went away")
+            if channel != self._channel:
+                raise Interrupted("the machine was paused", details={"cursor": cursor})
             if not live:
                 return
             await changed.wait()
@@ -307,6 +335,11 @@ class SimFiles:
     async def write_archive(self, path: str, data: AsyncIterator[bytes], *, user: UserName) -> None:
         self._put(f"{path}/archive", b"".join([part async for part in data]), None)
 
+    def copy(self) -> SimFiles:
+        twin = SimFiles()
+        twin.content, twin.modes, twin.folders = dict(self.content), dict(self.modes), set(self.folders)
+        return twin
+
     def _data(self, path: str) -> bytes:
         if path not in self.content:
             raise FileMissing(f"{path}: no such file")
@@ -341,9 +374,9 @@ class SimFiles:
 class SimGuest:
     """Implements core.ports.Guest. The `sim_` twins are the same objects, with what only tests may touch."""
 
-    def __init__(self, script: Script) -> None:
-        self.sim_processes = SimProcesses(script)
-        self.sim_files = SimFiles()
+    def __init__(self, script: Script, *, files: SimFiles | None = None, processes: SimProcesses | None = None) -> None:
+        self.sim_processes = processes or SimProcesses(script)
+        self.sim_files = files or SimFiles()
         self.processes: GuestProcesses = self.sim_processes
         self.files: GuestFiles = self.sim_files
         self.env: dict[str, str] = {}
@@ -354,3 +387,13 @@ class SimGuest:
 
     async def update(self, *, env: dict[str, str], user: UserName) -> None:
         self.env, self.user = env, user
+
+    def copy(self) -> SimGuest:
+        """Memory and disk, as a fork has them."""
+        twin = SimGuest(self.sim_processes.script, files=self.sim_files.copy(), processes=self.sim_processes.copy())
+        twin.env, twin.user = dict(self.env), self.user
+        return twin
+
+    def rebooted(self, script: Script) -> SimGuest:
+        """Its disk under a new kernel: files stay, processes are gone."""
+        return SimGuest(script, files=self.sim_files.copy())
