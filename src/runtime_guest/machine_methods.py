@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 from typing import Any
@@ -29,7 +30,8 @@ class MachineMethods:
         if self._machine and isinstance(params.get("ca_pem"), str):
             system.attempt("certificates", lambda: network.trust(params["ca_pem"]))
         done = identity.become(params, machine=self._machine)
-        self._commands.set_defaults(params.get("env", {}), params.get("user", "sandbox"))
+        if params.get("env") is not None:  # a machine that goes on after a pause has its own already
+            self._commands.set_defaults(params["env"], params.get("user", "sandbox"))
         await stream.send_message(done, last=True)
 
     async def grow(self, stream: Stream, params: dict[str, Any]) -> None:
@@ -51,6 +53,12 @@ class MachineMethods:
             os.sync()
         gc.collect()
         gc.freeze()
+        await stream.send_message({}, last=True)
+
+    async def flush(self, stream: Stream, params: dict[str, Any]) -> None:
+        """Bring what was written to the disks; commands run on meanwhile."""
+        if self._machine:
+            await asyncio.get_running_loop().run_in_executor(None, os.sync)
         await stream.send_message({}, last=True)
 
     async def power_off(self, stream: Stream, params: dict[str, Any]) -> None:

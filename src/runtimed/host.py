@@ -18,6 +18,7 @@ from runtimed.images import store
 from runtimed.images.qemu import ensure_qemu
 from runtimed.images.run import HostRunner
 from runtimed.node.build import NodePlan, machines_dir, make_node
+from runtimed.node.kept import KeptRoom
 from runtimed.node.node import LocalNode, NodeLimits, NodeParts, WayOut
 from runtimed.node.templates import TemplateMaker, Templates
 from runtimed.node.vmm.fake import FakeDriver
@@ -75,7 +76,9 @@ def fake_host(settings: Settings, clock: Clock, say: Say) -> Host:
     maker = TemplateMaker(make_driver=FakeDriver, warm=warm, host_key="fake")
     parts = NodeParts(
         driver=FakeDriver(machines),
+        memory=None,
         machines=machines,
+        room=KeptRoom(settings.state_dir, machines),
         templates=Templates(settings.state_dir / "fake-templates", maker, progress=say),
         images=_FakeImages(settings.image),
         clock=clock,

@@ -154,8 +154,10 @@ class Node(Protocol):
             MachineGone; NoCapacity when the disk has no room for the memory (the machine goes on).
         """
 
-    async def wake(self, spec: MachineSpec) -> Started:
+    async def wake(self, spec: MachineSpec, *, from_disk: bool = False) -> Started:
         """Run again what `pause` or `stop(keep_disk=True)` kept. A pause that is still being written is called off.
+
+        With `from_disk` the memory is given up and the disk is booted cold: the way out when the memory cannot be used.
 
         Raises:
             NoCapacity, HostUnavailable, StartFailed: what was kept is as it was.

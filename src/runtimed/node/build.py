@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ from runtimed.core.boot import QemuInstall
 from runtimed.core.clock import Clock
 from runtimed.core.errors import HostUnavailable, StartFailed
 from runtimed.core.specs import Shape
+from runtimed.core.tasks import spawn
 from runtimed.node import accel
 from runtimed.node.accel import AccelSetting, Verdict
 from runtimed.node.coldboot import boot_watched
+from runtimed.node.kept import KeptRoom
 from runtimed.node.node import ImageSource, LocalNode, NodeLimits, NodeParts, WayOut
 from runtimed.node.templates import TemplateMaker, Templates
 from runtimed.node.vmm import journal
@@ -65,14 +68,12 @@ def sweep_machines(state_dir: Path) -> list[str]:
 async def make_node(
     plan: NodePlan, *, qemu: QemuInstall, images: ImageSource, clock: Clock, progress: Callable[[str], None]
 ) -> LocalNode:
-    """A node that is ready for `prepare`. What an earlier, killed service left on this host is ended first.
+    """A node that is ready for `adopt` and `prepare`, with the guard of its leases running.
 
     Raises:
         HostUnavailable: QEMU is too old, or there is no jail.
     """
     _check(plan, qemu)
-    for line in sweep_machines(plan.state_dir):
-        progress(f"ended {line}")
     policy = JailPolicy(qemu=qemu, jailed=plan.jailed)
     verdict = await accel.judge(
         setting=plan.accel,
@@ -91,9 +92,13 @@ async def make_node(
     for line in templates.sweep():
         progress(f"ended {line}")
     machines = machines_dir(plan.state_dir)
+    driver = QemuDriver(machines, emulator, policy)
+    await start_guard(plan.state_dir)
     parts = NodeParts(
-        driver=QemuDriver(machines, emulator, policy),
+        driver=driver,
+        memory=driver,
         machines=machines,
+        room=KeptRoom(plan.state_dir, machines),
         templates=templates,
         images=images,
         clock=clock,
@@ -104,6 +109,21 @@ async def make_node(
         way_out=plan.way_out,
     )
     return LocalNode(parts)
+
+
+async def start_guard(state_dir: Path) -> None:
+    """Start the lease guard, which lives longer than this service if it must. A second one ends at once."""
+    guard = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "runtimed.node.guard",
+        str(state_dir),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    spawn(guard.wait(), name="lease guard")
 
 
 def _check(plan: NodePlan, qemu: QemuInstall) -> None:

@@ -1,7 +1,7 @@
-"""The machines of this host: starts each from a spare, a template or cold, gives it its identity, notices its end.
+"""The machines of this host: which sandbox has which, one move of each at a time, and its end when it ends by itself.
 
-One object owns every machine. A machine is in `_held` from before its process exists until everything of it on the
-host is gone, so that a start that fails or is cancelled at any point leaves nothing.
+One object owns every machine. A machine is in `_held` from the moment it has a sandbox's identity until everything of
+it on the host is gone or on the shelf, so that a move that fails or is cancelled at any point leaves nothing.
 """
 
 from __future__ import annotations
@@ -9,104 +9,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
-import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal
 
-from runtimed.core.boot import ImageFiles
-from runtimed.core.clock import Clock
-from runtimed.core.errors import GuestUnresponsive, HostUnavailable, MachineGone, NoCapacity, RuntimedError, StartFailed
+from runtimed.core.errors import MachineGone, NoCapacity, RuntimedError, StartFailed
 from runtimed.core.ids import SandboxId
-from runtimed.core.ports import Guest, MachineEnded
-from runtimed.core.specs import Capacity, MachineSpec, Shape, Started
+from runtimed.core.ports import Guest, MachineEnded, PauseSettled
+from runtimed.core.specs import Capacity, MachineSpec, Shape, Started, Stored
 from runtimed.core.tasks import spawn
+from runtimed.node.adopting import adopt
 from runtimed.node.channel import Channel
-from runtimed.node.guest import GuestClient, Identified, Identity
-from runtimed.node.spares import Ready, Spares, SpareSupply
-from runtimed.node.templates import Templates
-from runtimed.node.vmm.base import MachinePlan, Template, VmmDriver
-from runtimed.wire.streams import Stream
+from runtimed.node.guest import GuestClient
+from runtimed.node.keeping import Keeper, sandbox_of
+from runtimed.node.leases import Leases
+from runtimed.node.parts import Held, ImageSource, NodeLimits, NodeParts, Ready, WayOut
+from runtimed.node.starting import Starter
+from runtimed.node.vmm import journal
+
+__all__ = ["ImageSource", "LocalNode", "NodeLimits", "NodeParts", "WayOut"]
 
 _log = logging.getLogger(__name__)
 
-ANSWER_S = 10.0
-"""A clone answers within 0.2 s on an idle host; on a host with 20 starts at once within a few seconds."""
-TEMPLATE_TRIES = 2
-"""Clones of one template that may fail to answer before the template is rebuilt."""
 RECONNECT_S = 10.0
-ENTROPY_BYTES = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeLimits:
-    """What this host gives to machines. The operator's numbers."""
-
-    machines_max: int = 200
-    vcpu_overcommit: float = 16.0
-    """vCPUs promised for each processor: agents wait most of their time."""
-    memory_overcommit: float = 6.0
-    """MiB promised for each MiB there is: a sandbox of 4 GiB that waits owns some 40 MiB."""
-    memory_keep_free_mib: int = 1024
-    """No start while the host has less than this available, whatever was promised."""
-    spares: int = 2
-
-
-class ImageSource(Protocol):
-    """Where images come from."""
-
-    async def files(self, name: str) -> ImageFiles:
-        """An image's files, by name or id. Raises ImageNotFound."""
-
-
-class WayOut(Protocol):
-    """Takes what machines open towards the world: the gateway."""
-
-    ca_pem: str
-
-    def opened(self, sandbox_id: SandboxId, stream: Stream) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeParts:
-    """What a node is made of."""
-
-    driver: VmmDriver
-    machines: Path
-    """The folder with one folder for each machine."""
-    templates: Templates
-    images: ImageSource
-    clock: Clock
-    limits: NodeLimits
-    default_image: str
-    default_shape: Shape
-    rehearse: Callable[[Channel], Awaitable[None]]
-    """What a spare does before it waits."""
-    way_out: WayOut | None = None
-    """Where connections of the machines go; without one they are refused."""
-
-
-@dataclass(kw_only=True)
-class _Held:
-    plan: MachinePlan
-    channel: Channel
-    guest: GuestClient
-    spec: MachineSpec
-    watch: asyncio.Task[None] | None = None
-    stopping: bool = False
-
-
-@dataclass(kw_only=True)
-class _Steps:
-    """Milliseconds since a start was asked, by step."""
-
-    began_s: float = field(default_factory=time.monotonic)
-    ms: dict[str, float] = field(default_factory=dict)
-
-    def done(self, name: str) -> None:
-        self.ms[name] = round((time.monotonic() - self.began_s) * 1000, 3)
+FLUSH_S = 10.0
+"""A guest that does not write its pages in time is ended without: its disk is as after a power cut."""
 
 
 class LocalNode:
@@ -114,39 +42,46 @@ class LocalNode:
 
     def __init__(self, parts: NodeParts) -> None:
         self._parts = parts
-        self._held: dict[SandboxId, _Held] = {}
+        self._held: dict[SandboxId, Held] = {}
         self._starting: dict[SandboxId, Shape] = {}
-        self._told: MachineEnded | None = None
-        self._default_image: ImageFiles | None = None
-        self._spares = Spares(
-            parts.limits.spares, SpareSupply(make=self._make_spare, drop=self._drop_ready, idle=self._is_idle)
-        )
+        self._ended: MachineEnded | None = None
+        self._paused: PauseSettled | None = None
+        self._starter = Starter(parts, is_idle=self._is_idle)
+        self._keeper = Keeper(parts, self._starter)
+        self._leases = Leases(parts.machines.parent / "leases")
 
     async def prepare(self) -> None:
         """Make what the default create needs: the image's template, then spares in the background."""
-        self._default_image = await self._parts.images.files(self._parts.default_image)
-        await self._parts.templates.ensure(self._default_image, self._parts.default_shape)
-        self._spares.start()
+        await self._starter.prepare()
 
-    async def close(self) -> None:
-        """End every machine and spare. Idempotent."""
-        await self._spares.stop()
-        for sandbox_id in list(self._held):
-            await self.stop(sandbox_id)
+    async def close(self, *, end_machines: bool = True) -> None:
+        """End every spare, and every machine unless another service is to adopt them. Idempotent."""
+        await self._starter.spares.stop()
+        for sandbox_id, held in list(self._held.items()):
+            if held.writing is not None:
+                await asyncio.wait([held.writing])
+            elif end_machines:
+                await self.stop(sandbox_id)
+            else:
+                await self._let_go(held)
 
     def on_ended(self, told: MachineEnded) -> None:
         """Who is told about machines that ended by themselves."""
-        self._told = told
+        self._ended = told
+
+    def on_paused(self, told: PauseSettled) -> None:
+        """Who is told how the writing of a pause came out."""
+        self._paused = told
 
     def running(self) -> frozenset[SandboxId]:
         """Sandboxes that have a machine."""
         return frozenset(self._held)
 
     def guest(self, sandbox_id: SandboxId) -> Guest:
-        """Raises MachineGone when the sandbox has no machine here."""
+        """Raises MachineGone when the sandbox has no machine here that runs."""
         held = self._held.get(sandbox_id)
-        if held is None or held.stopping:
-            raise MachineGone(f"sandbox {sandbox_id} has no machine on this host")
+        if held is None or held.stopping or held.frozen:
+            raise MachineGone(f"sandbox {sandbox_id} has no running machine on this host")
         return held.guest
 
     def vmm_pid(self, sandbox_id: SandboxId) -> int | None:
@@ -168,141 +103,232 @@ class LocalNode:
         )
 
     async def start(self, spec: MachineSpec) -> Started:
-        """Start and identify a machine. If this raises or is cancelled, the host looks as it did before.
-
-        Raises:
-            NoCapacity, HostUnavailable, ImageNotFound, StartFailed.
-        """
+        """Start and identify a machine. See `core.ports.Node.start`."""
         if spec.sandbox_id in self._held or spec.sandbox_id in self._starting:
             raise StartFailed(f"sandbox {spec.sandbox_id} has a machine already")
         self._check_memory()
         self._starting[spec.sandbox_id] = spec.shape
         try:
-            return await self._start(spec)
+            begin = self._starter.start if spec.snapshot_id is None else self._keeper.copy
+            ready, started = await begin(spec)
+            self._hold(ready, spec)
+            return started
         finally:
             del self._starting[spec.sandbox_id]
 
-    async def stop(self, sandbox_id: SandboxId) -> None:
-        """End the machine and everything of it on the host. Idempotent."""
+    async def stop(self, sandbox_id: SandboxId, *, keep_disk: bool = False) -> None:
+        """End the machine. See `core.ports.Node.stop`."""
         held = self._held.get(sandbox_id)
+        if held is not None:
+            async with held.lock:
+                await self._stop(held, keep_disk=keep_disk)
+        if not keep_disk:
+            self._parts.room.sandboxes.remove(sandbox_id)
+            self._parts.room.sweep()
+
+    async def pause(self, sandbox_id: SandboxId) -> None:
+        """Stop the vCPUs, then write in the background. See `core.ports.Node.pause`."""
+        held = self._here(sandbox_id)
+        async with held.lock:
+            if held.writing is not None:
+                return
+            await self._keeper.freeze(held)
+            if held.watch is not None:
+                held.watch.cancel()
+            held.writing = spawn(self._write(held), name=f"pause {sandbox_id}")
+
+    async def wake(self, spec: MachineSpec, *, from_disk: bool = False) -> Started:
+        """Run again what was kept. See `core.ports.Node.wake`."""
+        held = self._held.get(spec.sandbox_id)
+        if held is not None and (started := await self._call_off(held)):
+            return started
+        self._check_memory()
+        self._starting[spec.sandbox_id] = spec.shape
+        try:
+            ready, started, generation = await self._keeper.wake(spec, from_disk=from_disk)
+            self._hold(ready, spec, generation)
+            return started
+        finally:
+            self._starting.pop(spec.sandbox_id, None)
+
+    async def fork(self, sandbox_id: SandboxId, children: Sequence[MachineSpec]) -> list[Started]:
+        """Start copies. See `core.ports.Node.fork`."""
+        held = self._here(sandbox_id)
+        self._check_memory()
+        self._starting.update({child.sandbox_id: child.shape for child in children})
+        try:
+            async with held.lock:
+                made = await self._keeper.fork(held, children)
+            for spec, (ready, _) in zip(children, made, strict=True):
+                self._hold(ready, spec)
+            return [started for _, started in made]
+        finally:
+            for child in children:
+                self._starting.pop(child.sandbox_id, None)
+
+    async def snapshot(self, sandbox_id: SandboxId, snapshot_id: str, mode: Literal["memory", "disk"]) -> Stored:
+        """Keep it as it is now. See `core.ports.Node.snapshot`."""
+        held = self._held.get(sandbox_id)
+        if held is not None and held.writing is not None:
+            await asyncio.wait([held.writing])
+            held = self._held.get(sandbox_id)
         if held is None:
-            return
-        held.stopping = True
-        await self._end(held)
-        if self._held.get(sandbox_id) is held:
-            del self._held[sandbox_id]
+            return await self._keeper.snapshot_kept(sandbox_id, snapshot_id, mode)
+        async with held.lock:
+            return await self._keeper.snapshot(held, snapshot_id, mode)
 
-    async def _start(self, spec: MachineSpec) -> Started:
-        steps = _Steps()
-        image = await self._parts.images.files(spec.image)
-        steps.done("image")
-        template = await self._parts.templates.ensure(image, spec.shape)
-        steps.done("scheduled")
-        for how in ("spare", "template", "template"):
-            ready = self._spares.take(template.key) if how == "spare" else await self._restored(image, spec, template)
-            if ready is None:
-                continue
-            steps.done("restored")
-            try:
-                self._lead_out(ready.channel, spec.sandbox_id)
-                identified = await _identify(ready, spec, self._parts)
-            except (RuntimedError, OSError, TimeoutError) as failure:
-                _log.warning("a machine from a %s did not take its identity: %s", how, failure)
-                await self._drop_ready(ready)
-                continue
-            except BaseException:
-                await asyncio.shield(self._drop_ready(ready))
-                raise
-            steps.done("ready")
-            self._hold(ready, spec)
-            return Started(
-                how="spare" if how == "spare" else "template",
-                image_id=image.image_id,
-                steps_ms=steps.ms,
-                clock_skew_ms=identified.clock_skew_ms,
-                entropy_reseeded=identified.entropy_reseeded,
-            )
-        raise StartFailed("no machine answered after its start", hint="`runtime doctor` says what this host can do.")
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        """Remove a snapshot. Idempotent."""
+        self._parts.room.snapshots.remove(snapshot_id)
+        self._parts.room.sweep()
 
-    def _lead_out(self, channel: Channel, sandbox_id: SandboxId) -> None:
-        """From here on what the machine opens is judged by its own policy."""
-        if (way_out := self._parts.way_out) is not None:
-            channel.serve = lambda stream: way_out.opened(sandbox_id, stream)
+    def stored(self, sandbox_id: SandboxId) -> Stored | None:
+        """What is kept of a sandbox that does not run."""
+        return self._parts.room.sandboxes.stored(sandbox_id)
 
-    def _hold(self, ready: Ready, spec: MachineSpec) -> None:
-        held = _Held(plan=ready.plan, channel=ready.channel, guest=GuestClient(ready.channel), spec=spec)
+    async def adopt(self) -> frozenset[SandboxId]:
+        """Take over what an earlier service left. See `core.ports.Node.adopt`."""
+        for spec, ready, generation in await adopt(self._parts, self._starter):
+            self._hold(ready, spec, generation)
+        self._leases.clear_all_but(held.plan.machine_id for held in self._held.values())
+        return frozenset(self._held)
+
+    def lease(self, sandbox_id: SandboxId, ends_in_s: float) -> None:
+        """Tell the guard. Idempotent."""
+        if (held := self._held.get(sandbox_id)) is not None:
+            self._leases.write(held.plan.machine_id, held.plan.directory, ends_in_s)
+
+    def _here(self, sandbox_id: SandboxId) -> Held:
+        held = self._held.get(sandbox_id)
+        if held is None or held.stopping:
+            raise MachineGone(f"sandbox {sandbox_id} has no running machine on this host")
+        return held
+
+    def _hold(self, ready: Ready, spec: MachineSpec, generation: int = 0) -> None:
+        held = Held(
+            plan=ready.plan,
+            template=ready.template,
+            channel=ready.channel,
+            guest=GuestClient(ready.channel),
+            spec=spec,
+            generation=generation,
+        )
+        if (record := journal.read(ready.plan.directory)) is not None:
+            journal.write(replace(record, sandbox=sandbox_of(spec) | {"generation": generation}))
         self._held[spec.sandbox_id] = held
-        held.watch = spawn(self._watch(spec.sandbox_id, held), name=f"watch {spec.sandbox_id}")
+        held.watch = spawn(self._watch(held), name=f"watch {spec.sandbox_id}")
 
-    async def _restored(self, image: ImageFiles, spec: MachineSpec, template: Template) -> Ready:
-        """A clone that answers; a template whose clones do not is rebuilt."""
-        for attempt in range(TEMPLATE_TRIES + 1):
-            if attempt == TEMPLATE_TRIES:
-                _log.warning("template %s does not answer: rebuilding it", template.key)
-                self._parts.templates.discard(template)
-                template = await self._parts.templates.ensure(image, spec.shape)
-            try:
-                return await self._clone(image, spec.shape, template)
-            except (HostUnavailable, GuestUnresponsive, TimeoutError, OSError) as failure:
-                reason = failure
-                _log.warning("a clone of template %s did not answer: %s", template.key, failure)
-        raise StartFailed("no machine answered after its start") from reason
-
-    async def _clone(self, image: ImageFiles, shape: Shape, template: Template) -> Ready:
-        machine_id = str(uuid.uuid4())
-        directory = self._parts.machines / machine_id
-        plan = MachinePlan(machine_id=machine_id, directory=directory, image=image, shape=shape)
-        try:
-            await self._parts.driver.restore(plan, template)
-            channel = await Channel.open(plan.socket, within_s=ANSWER_S)
-        except BaseException:
-            await asyncio.shield(self._parts.driver.kill(machine_id))
-            raise
-        return Ready(plan=plan, template_key=template.key, channel=channel)
-
-    async def _make_spare(self) -> Ready:
-        if self._default_image is None:
-            raise HostUnavailable("the default image is not there yet")
-        template = await self._parts.templates.ensure(self._default_image, self._parts.default_shape)
-        ready = await self._clone(self._default_image, self._parts.default_shape, template)
-        try:
-            await self._parts.rehearse(ready.channel)
-        except BaseException:
-            await asyncio.shield(self._drop_ready(ready))
-            raise
-        return ready
-
-    async def _drop_ready(self, ready: Ready) -> None:
-        await ready.channel.close()
-        await self._parts.driver.kill(ready.plan.machine_id)
-
-    async def _end(self, held: _Held) -> None:
-        await held.channel.close()
+    async def _stop(self, held: Held, *, keep_disk: bool) -> None:
+        """With the machine's lock held."""
+        held.stopping = True
+        if held.writing is not None:
+            if keep_disk or held.releasing:
+                await asyncio.wait([held.writing])
+                return
+            held.writing.cancel()
+            await asyncio.wait([held.writing])
+        elif keep_disk:
+            await self._end_with_disk(held)
+            return
+        await self._drop(held)
         await self._parts.driver.kill(held.plan.machine_id)
+
+    async def _end_with_disk(self, held: Held) -> None:
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await held.guest.flush()
+        except (RuntimedError, TimeoutError) as failure:
+            _log.warning("sandbox %s is ended without a flush: %s", held.spec.sandbox_id, failure)
+        await self._keeper.freeze(held)
+        await self._drop(held)
+        await self._keeper.keep_disk(held)
+
+    async def _drop(self, held: Held) -> None:
+        """Forget a machine that is ending."""
+        await self._let_go(held)
+        self._leases.remove(held.plan.machine_id)
+        if self._held.get(held.spec.sandbox_id) is held:
+            del self._held[held.spec.sandbox_id]
+
+    async def _let_go(self, held: Held) -> None:
         if held.watch is not None and held.watch is not asyncio.current_task():
             held.watch.cancel()
+        await held.channel.close()
 
-    async def _watch(self, sandbox_id: SandboxId, held: _Held) -> None:
+    async def _write(self, held: Held) -> None:
+        """The second half of a pause; a failure lets the machine go on, or at least keeps its disk."""
+        sandbox_id = held.spec.sandbox_id
+        try:
+            stored: Stored | None = await self._keeper.write(held)
+            why = ""
+        except (RuntimedError, OSError, EOFError, LookupError, TimeoutError) as failure:
+            stored, why = None, str(failure)
+            _log.warning("the pause of sandbox %s could not be written: %s", sandbox_id, failure)
+        if stored is not None:
+            await self._drop(held)
+        elif not await self._went_on(held):
+            return
+        if self._paused is not None:
+            await self._paused(sandbox_id, stored, why)
+
+    async def _went_on(self, held: Held) -> bool:
+        try:
+            await self._keeper.thaw(held)
+        except (RuntimedError, OSError, TimeoutError) as failure:
+            await self._died(held, f"it did not go on after a pause that failed: {failure}")
+            return False
+        held.watch = spawn(self._watch(held), name=f"watch {held.spec.sandbox_id}")
+        return True
+
+    async def _call_off(self, held: Held) -> Started | None:
+        """Let a machine go on whose pause is still being written; None when it is on the shelf by now."""
+        async with held.lock:
+            if held.writing is None:
+                raise StartFailed(f"sandbox {held.spec.sandbox_id} has a machine already")
+            if not held.releasing:
+                held.writing.cancel()
+            await asyncio.wait([held.writing])
+            if self._held.get(held.spec.sandbox_id) is not held:
+                return None
+            if not held.frozen:  # the write had failed, and it went on by itself
+                raise StartFailed(f"sandbox {held.spec.sandbox_id} has a machine already")
+            try:
+                started = await self._keeper.thaw(held)
+            except (RuntimedError, OSError, TimeoutError) as failure:
+                await self._died(held, f"it did not go on: {failure}")
+                raise StartFailed("the machine did not go on", hint="Restart boots it from its disk.") from failure
+            held.watch = spawn(self._watch(held), name=f"watch {held.spec.sandbox_id}")
+            return started
+
+    async def _watch(self, held: Held) -> None:
         """Notice the machine's end, and open the channel again when only that was lost."""
-        exited = spawn(self._parts.driver.wait_exit(held.plan.machine_id), name=f"exit {sandbox_id}")
+        exited = spawn(self._parts.driver.wait_exit(held.plan.machine_id), name=f"exit {held.spec.sandbox_id}")
         try:
             why = None
             while why is None:
                 closed = asyncio.shield(held.channel.closed)
                 await asyncio.wait([exited, closed], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
                 why = exited.result() if exited.done() else await self._reopen(held)
-            if held.stopping:
-                return
-            held.stopping = True
-            _log.warning("the machine of sandbox %s ended: %s", sandbox_id, why)
-            await self._end(held)
-            self._held.pop(sandbox_id, None)
-            if self._told is not None:
-                await self._told(sandbox_id, why)
+            if not held.stopping:
+                await self._died(held, why)
         finally:
             exited.cancel()
 
-    async def _reopen(self, held: _Held) -> str | None:
+    async def _died(self, held: Held, why: str) -> None:
+        """A machine ended by itself: its disk is kept where that can be, and whoever answers for it is told."""
+        sandbox_id, held.stopping = held.spec.sandbox_id, True
+        _log.warning("the machine of sandbox %s ended: %s", sandbox_id, why)
+        await self._drop(held)
+        try:
+            if self._parts.memory is not None:
+                await self._keeper.keep_disk(held)
+        except (RuntimedError, OSError, ValueError) as failure:
+            _log.warning("the disk of sandbox %s could not be kept: %s", sandbox_id, failure)
+        await self._parts.driver.kill(held.plan.machine_id)
+        if self._ended is not None:
+            await self._ended(sandbox_id, why)
+
+    async def _reopen(self, held: Held) -> str | None:
         """A new channel to the same machine; the reason when that cannot or must not be."""
         if held.stopping:
             return "it is being stopped"
@@ -314,7 +340,7 @@ class LocalNode:
         except (RuntimedError, OSError, TimeoutError) as failure:
             return f"the guest's agent does not answer any more: {failure}"
         held.guest = GuestClient(held.channel)
-        self._lead_out(held.channel, held.spec.sandbox_id)
+        self._starter.lead_out(held.channel, held.spec.sandbox_id)
         return None
 
     def _is_idle(self) -> bool:
@@ -328,20 +354,6 @@ class LocalNode:
                 hint="Stop a sandbox, or ask again in a moment.",
                 retry_after_ms=2000,
             )
-
-
-async def _identify(ready: Ready, spec: MachineSpec, parts: NodeParts) -> Identified:
-    """Clock, entropy and names, before anything of a user runs."""
-    identity = Identity(
-        hostname=spec.hostname,
-        machine_id=uuid.uuid4().hex,
-        entropy=os.urandom(ENTROPY_BYTES),
-        env=dict(spec.env),
-        user=spec.user,
-        ca_pem=parts.way_out.ca_pem if parts.way_out else None,
-    )
-    async with asyncio.timeout(ANSWER_S):
-        return await GuestClient(ready.channel).identify(identity, parts.clock)
 
 
 def _memory_mib(field_name: str) -> int:

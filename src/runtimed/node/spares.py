@@ -15,8 +15,7 @@ from typing import Any
 
 from runtimed.core.errors import RuntimedError
 from runtimed.core.tasks import spawn
-from runtimed.node.channel import Channel
-from runtimed.node.vmm.base import MachinePlan
+from runtimed.node.parts import Ready
 
 _log = logging.getLogger(__name__)
 
@@ -24,15 +23,6 @@ QUIET_S = 0.3
 """How long no start may have been under way before a spare is made."""
 RETRY_S = 5.0
 """After a spare could not be made."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ready:
-    """A running clone with its channel open, before it has an identity."""
-
-    plan: MachinePlan
-    template_key: str
-    channel: Channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +64,7 @@ class Spares:
         while self._waiting:
             ready = self._waiting.popleft()
             self._changed.set()
-            if ready.template_key == template_key and not ready.channel.closed.done():
+            if ready.template.key == template_key and not ready.channel.closed.done():
                 return ready
             spawn(self._supply.drop(ready), name="drop a spare")
         return None

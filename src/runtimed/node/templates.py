@@ -94,6 +94,22 @@ class Templates:
         self._forget_old(keep=key)
         return Template(key=key, directory=self._root / key)
 
+    def hold(self, template: Template, folder: Path) -> None:
+        """Keep the template for as long as `folder` exists: a machine's, a paused sandbox's or a snapshot's."""
+        if template.directory.parent != self._root:
+            return  # the base of a fork, which is not ours
+        holders = self._root / ".holders" / template.key
+        holders.mkdir(parents=True, exist_ok=True)
+        (holders / hashlib.sha256(str(folder).encode()).hexdigest()[:32]).write_text(str(folder))
+
+    def _is_held(self, key: str) -> bool:
+        holders = self._root / ".holders" / key
+        for holder in holders.iterdir() if holders.is_dir() else ():
+            if Path(holder.read_text()).exists():
+                return True
+            holder.unlink(missing_ok=True)
+        return False
+
     def discard(self, template: Template) -> None:
         """Drop a template that does not answer. Clones that live keep their files, which they have open."""
         gone = self._root / f".discarded-{uuid.uuid4()}"
@@ -152,6 +168,8 @@ class Templates:
         kept = [d for d in self._root.iterdir() if d.is_dir() and not d.name.startswith(".") and d.name != keep]
         kept.sort(key=lambda d: d.stat().st_mtime, reverse=True)
         for directory in kept[KEPT - 1 :]:
+            if self._is_held(directory.name):
+                continue
             self.discard(Template(key=directory.name, directory=directory))
 
     @asynccontextmanager

@@ -16,6 +16,7 @@ from runtimed.node.guest.processes import ProcessClient
 
 PING_WITHIN_S = 5.0
 GROW_WITHIN_S = 60.0
+FLUSH_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class Identity:
     hostname: str
     machine_id: str
     boot_id: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] | None = field(default_factory=dict)
+    """None leaves environment and user as they are, in a machine that goes on after a pause."""
     user: UserName = "sandbox"
     ca_pem: str | None = None
     """The certificate of the gateway's authority, for what programs trust."""
@@ -63,7 +65,7 @@ class GuestClient:
                 "hostname": identity.hostname,
                 "machine_id": identity.machine_id,
                 "boot_id": identity.boot_id,
-                "env": dict(identity.env),
+                "env": None if identity.env is None else dict(identity.env),
                 "user": identity.user,
                 "ca_pem": identity.ca_pem,
             },
@@ -86,6 +88,14 @@ class GuestClient:
     async def settle(self) -> None:
         """Forget the commands that have run and flush the disks: the machine is about to be saved as a template."""
         await self.channel.request("machine.settle", {})
+
+    async def flush(self) -> None:
+        """Bring what was written inside to the machine's disk.
+
+        Raises:
+            GuestUnresponsive, MachineGone, Interrupted: it is not known what has arrived.
+        """
+        await self.channel.request("machine.flush", {}, within_s=FLUSH_WITHIN_S)
 
     async def power_off(self) -> None:
         """Flush the guest's disks and end the machine from within. The answer comes before the end."""

@@ -33,6 +33,8 @@ class MachineRecord:
     """The process that we started (the jail's own)."""
     vmm: ProcessMark | None
     """QEMU itself."""
+    sandbox: dict[str, Any] | None = None
+    """Whose it is: a MachineSpec without its environment. None for a spare."""
 
 
 def write(record: MachineRecord) -> None:
@@ -53,6 +55,7 @@ def read(directory: Path) -> MachineRecord | None:
             owner=_mark(raw["owner"]),
             jail=_mark(raw["jail"]),
             vmm=_mark(raw["vmm"]),
+            sandbox=raw["sandbox"],
         )
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None

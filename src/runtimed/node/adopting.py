@@ -1,0 +1,98 @@
+"""Finds, at the start of the service, what an earlier one left: takes over live machines, keeps the disks of dead ones.
+
+Whatever the earlier service was doing when it died is brought to an end that loses nothing: a machine that it had
+frozen for a pause goes on, a pause that had got as far as the disk is completed, spares and half-made ones are ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from runtimed.core.errors import RuntimedError
+from runtimed.core.specs import MachineSpec
+from runtimed.node.channel import Channel
+from runtimed.node.kept import DISK, KeptRecord, spec_from
+from runtimed.node.parts import NodeParts, Ready
+from runtimed.node.starting import ANSWER_S, Starter
+from runtimed.node.vmm import journal
+from runtimed.node.vmm.base import Template
+from runtimed.node.vmm.processes import mark, same
+
+_log = logging.getLogger(__name__)
+
+Adopted = tuple[MachineSpec, Ready, int]
+"""A machine, whose it is, and the generation of its memory and disk."""
+
+
+async def adopt(parts: NodeParts, starter: Starter) -> list[Adopted]:
+    """Machines that live and answer. All else of an earlier service is on the shelf or gone when this returns."""
+    taken: list[Adopted] = []
+    for directory in journal.machines(parts.machines):
+        record = journal.read(directory)
+        if record is None or record.sandbox is None or record.template is None:
+            await _end(parts, directory)
+            continue
+        spec, generation = spec_from(record.sandbox), int(record.sandbox.get("generation", 0))
+        ready = await _take_over(parts, starter, record, record.template, spec)
+        if ready is not None:
+            taken.append((spec, ready, generation))
+            _log.info("adopted the machine of sandbox %s", spec.sandbox_id)
+            continue
+        await _keep_disk(parts, record, record.template, spec)
+    _finish_pauses(parts)
+    parts.room.sweep()
+    return taken
+
+
+async def _take_over(
+    parts: NodeParts, starter: Starter, record: journal.MachineRecord, template: Template, spec: MachineSpec
+) -> Ready | None:
+    if record.vmm is None or not same(record.vmm) or parts.memory is None:
+        return None
+    journal.write(replace(record, owner=mark(os.getpid())))
+    try:
+        await parts.memory.thaw(record.plan)  # it may have been frozen for a pause
+        channel = await Channel.open(record.plan.socket, within_s=ANSWER_S)
+        ready = Ready(plan=record.plan, template=template, channel=channel)
+        await starter.identify(ready, spec, new=False)
+        return ready
+    except (RuntimedError, OSError, TimeoutError) as failure:
+        _log.warning("the machine of sandbox %s does not answer any more: %s", spec.sandbox_id, failure)
+        return None
+
+
+async def _keep_disk(parts: NodeParts, record: journal.MachineRecord, template: Template, spec: MachineSpec) -> None:
+    """A machine that died while no service watched: its disk, with the memory of a pause if that was complete."""
+    shelf = parts.room.sandboxes
+    if parts.memory is None:
+        await _end(parts, record.plan.directory)
+        return
+    written = shelf.unfinished_record(spec.sandbox_id)
+    folder = shelf.unfinished_folder(spec.sandbox_id) if written else shelf.begin(spec.sandbox_id)
+    kept = written or KeptRecord(mode="disk", generation=0, plan=record.plan, template=template, spec=spec)
+    shelf.write(folder, kept)
+    try:
+        await parts.memory.release(record.plan, folder / DISK)
+        shelf.finish(spec.sandbox_id)
+        _log.info("kept the disk of sandbox %s, whose machine is gone", spec.sandbox_id)
+    except (RuntimedError, OSError, ValueError) as failure:
+        _log.warning("the disk of sandbox %s could not be kept: %s", spec.sandbox_id, failure)
+        shelf.give_up(spec.sandbox_id)
+        await _end(parts, record.plan.directory)
+
+
+def _finish_pauses(parts: NodeParts) -> None:
+    """A pause that died after the disk had moved is whole; one before it has gone on, or was kept above."""
+    shelf = parts.room.sandboxes
+    for owner in shelf.unfinished():
+        if shelf.unfinished_record(owner) is not None and (shelf.unfinished_folder(owner) / DISK).exists():
+            shelf.finish(owner)
+        else:
+            shelf.give_up(owner)
+
+
+async def _end(parts: NodeParts, directory: Path) -> None:
+    await parts.driver.kill(directory.name)

@@ -1,0 +1,68 @@
+"""The lease guard: a very small process that ends machines past their lease when the service is not there to do it.
+
+    python -m runtimed.node.guard STATE_DIR
+
+It reads only what the service wrote: leases and the machines' records. It leaves the disks where they are, for the
+service to find, and ends by itself when no service runs and no lease is left. One per state folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from pathlib import Path
+
+from runtimed.node.leases import Leases
+from runtimed.node.vmm import journal
+from runtimed.node.vmm.processes import end
+
+GRACE_S = 5.0
+"""The service ends or pauses what is due by itself; the guard comes after it."""
+LOOK_EVERY_S = 1.0
+SERVICE_LOCK, GUARD_LOCK = "service.lock", "guard.lock"
+
+
+def main() -> int:
+    state = Path(sys.argv[1])
+    lock = os.open(state / GUARD_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0  # there is one
+    leases = Leases(state / "leases")
+    while True:
+        for machine_id, directory in leases.past(GRACE_S):
+            end_machine(directory)
+            leases.remove(machine_id)
+        if leases.count() == 0 and not service_lives(state):
+            return 0
+        time.sleep(LOOK_EVERY_S)
+
+
+def end_machine(directory: Path) -> None:
+    """Kill the machine's processes, which the record knows by pid and start time. Idempotent."""
+    record = journal.read(directory)
+    for seen in (record.vmm, record.jail) if record else ():
+        if seen is not None:
+            end(seen)
+
+
+def service_lives(state: Path) -> bool:
+    """Whether a service holds its lock on this state folder."""
+    try:
+        probe = os.open(state / SERVICE_LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(probe)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""Keeps machines beyond their process: pause and wake, fork, snapshots, and the disk of one that died.
+
+    running --freeze--> frozen --keep, release--> kept on the shelf --wake--> running
+                          '----thaw (the write was called off or failed)---> running
+
+Memory and disk on a shelf are of one moment. Once a machine runs from them the memory is removed, so that it can never
+meet a disk that has gone on without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Literal
+
+from runtimed.core.errors import HostUnavailable, NotFound, RuntimedError, StartFailed, Unavailable
+from runtimed.core.specs import MachineSpec, Started, Stored
+from runtimed.node.channel import Channel
+from runtimed.node.guest import GuestClient
+from runtimed.node.kept import DISK, KeptRecord, Shelf
+from runtimed.node.parts import Held, NodeParts, Ready, Steps
+from runtimed.node.starting import ANSWER_S, BOOT_S, How, Starter, started
+from runtimed.node.vmm import journal
+from runtimed.node.vmm.base import Kept, MachinePlan, MemoryDriver, Template
+from runtimed.node.vmm.merging import merged_base
+
+_log = logging.getLogger(__name__)
+
+COPIES_AT_ONCE = 4
+"""Copies of a fork that start at the same time; more only wait for each other's processor."""
+SHARED_FROM = 3
+"""From so many copies on they share one file of the captured memory; for fewer its making costs more than it saves."""
+
+
+class _RanAndLost(Exception):
+    """A machine ran from what was kept, and was then lost."""
+
+
+class Keeper:
+    """Moves machines between running and kept. The node holds each machine's lock meanwhile."""
+
+    def __init__(self, parts: NodeParts, starter: Starter) -> None:
+        self._parts = parts
+        self._starter = starter
+        self._room = parts.room
+
+    @property
+    def driver(self) -> MemoryDriver:
+        if self._parts.memory is None:
+            raise Unavailable("this host's machines cannot be paused, forked or kept")
+        return self._parts.memory
+
+    async def freeze(self, held: Held) -> None:
+        """Stop the vCPUs and end what reads along; the readers have their cursors."""
+        await self.driver.freeze(held.plan)
+        held.frozen = True
+        await held.channel.close("the sandbox was paused")
+
+    async def write(self, held: Held) -> Stored:
+        """Put a frozen machine on the shelf; its process and folder are gone then.
+
+        Raises:
+            NoCapacity, HostUnavailable, OSError: before `held.releasing` the machine is as it was.
+        """
+        owner, shelf = held.spec.sandbox_id, self._room.sandboxes
+        folder = shelf.begin(owner)
+        try:
+            await self.driver.keep(held.plan, held.template, folder)
+            shelf.write(folder, self._record(held, "memory"))
+        except BaseException:
+            shelf.give_up(owner)
+            raise
+        return await self._release(held, folder)
+
+    async def keep_disk(self, held: Held) -> Stored:
+        """End a machine, frozen or dead, and put its disk alone on the shelf."""
+        owner, shelf = held.spec.sandbox_id, self._room.sandboxes
+        folder = shelf.begin(owner)
+        shelf.write(folder, self._record(held, "disk"))
+        return await self._release(held, folder)
+
+    async def thaw(self, held: Held) -> Started:
+        """Let a frozen machine go on, with the clock of now."""
+        steps = Steps()
+        await self.driver.thaw(held.plan)
+        steps.done("restored")
+        channel = await Channel.open(held.plan.socket, within_s=ANSWER_S)
+        ready = Ready(plan=held.plan, template=held.template, channel=channel)
+        identified = await self._starter.identify(ready, held.spec, new=False)
+        steps.done("ready")
+        held.channel, held.guest = channel, GuestClient(channel)
+        held.frozen = held.releasing = False
+        held.writing = None
+        return started("thaw", held.plan.image, steps, identified)
+
+    async def wake(self, spec: MachineSpec, *, from_disk: bool) -> tuple[Ready, Started, int]:
+        """Run what is on the shelf; answers also its generation. If this raises, it is still there.
+
+        Raises:
+            NotFound: there is nothing. StartFailed: it did not come up; the hint says whether its disk may.
+        """
+        shelf = self._room.sandboxes
+        record = shelf.find(spec.sandbox_id)
+        if record is None:
+            raise NotFound(f"nothing was kept of sandbox {spec.sandbox_id}")
+        how: How = "cold" if from_disk or record.mode == "disk" else "wake"
+        kept = shelf.kept(spec.sandbox_id)
+        if kept.disk is None:
+            raise StartFailed("the disk of what was kept is missing")
+        try:
+            ready, begun = await self._bring_up(spec, record, kept, how, new=how == "cold")
+        except StartFailed as failure:
+            failure.hint = "Its disk is there: restart boots it from that."
+            raise
+        except _RanAndLost as lost:
+            # The disk may have gone on: the memory must never meet it again.
+            shelf.write(shelf.folder(spec.sandbox_id), replace(record, mode="disk"))
+            raise StartFailed(f"it ran and did not answer: {lost}", hint="Restart boots it from its disk.") from lost
+        shelf.remove(spec.sandbox_id)
+        self._room.sweep()
+        return ready, begun, record.generation
+
+    async def copy(self, spec: MachineSpec) -> tuple[Ready, Started]:
+        """A new machine that begins as a snapshot."""
+        assert spec.snapshot_id is not None
+        record = self._room.snapshots.find(spec.snapshot_id)
+        if record is None:
+            raise NotFound(f"there is no snapshot {spec.snapshot_id}")
+        kept = Kept(directory=self._room.snapshots.folder(spec.snapshot_id))
+        how: How = "snapshot" if record.mode == "memory" else "cold"
+        try:
+            return await self._bring_up(spec, record, kept, how, new=True)
+        except _RanAndLost as lost:
+            raise StartFailed(f"the copy did not answer: {lost}") from lost
+
+    async def fork(self, held: Held, children: Sequence[MachineSpec]) -> list[tuple[Ready, Started]]:
+        """Copies of a running machine: all of them, or an error and none. The source goes on either way."""
+        folder = self._room.scratch()
+        try:
+            record = await self._capture(held, folder, "memory")
+            kept = Kept(directory=folder)
+            if len(children) >= SHARED_FROM:
+                base = await asyncio.to_thread(merged_base, self._room.new_base(), record.template, folder)
+                record = replace(record, template=base)
+            return await self._copies(children, record, kept)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            self._room.settle()
+
+    async def snapshot(self, held: Held, snapshot_id: str, mode: Literal["memory", "disk"]) -> Stored:
+        """Keep a running machine as it is now; it goes on."""
+        if mode == "disk":
+            await held.guest.flush()
+        shelf = self._room.snapshots
+        folder = shelf.begin(snapshot_id)
+        try:
+            record = await self._capture(held, folder, mode)
+            shelf.write(folder, record)
+            return await self._shelve(shelf, snapshot_id, record.template)
+        except BaseException:
+            shelf.give_up(snapshot_id)
+            raise
+        finally:
+            self._room.settle()
+
+    async def snapshot_kept(self, sandbox_id: str, snapshot_id: str, mode: Literal["memory", "disk"]) -> Stored:
+        """The same of a paused sandbox: its disk becomes a layer under both, its memory is shared."""
+        source, record = self._room.sandboxes.folder(sandbox_id), self._room.sandboxes.find(sandbox_id)
+        if record is None:
+            raise NotFound(f"nothing was kept of sandbox {sandbox_id}")
+        if mode == "memory" and record.mode == "disk":
+            raise Unavailable("only the disk of this sandbox was kept: ask for a snapshot of mode disk")
+        shelf = self._room.snapshots
+        folder = shelf.begin(snapshot_id)
+        try:
+            layer = self._room.new_layer()
+            await asyncio.to_thread(_under_both, source / DISK, layer, record.template)
+            plan = replace(record.plan, layers=(*record.plan.layers, layer))
+            self._room.sandboxes.write(source, replace(record, plan=plan))
+            if mode == "memory":
+                for name in ("state", "pages", "pages.json"):
+                    (folder / name).hardlink_to(source / name)
+            shelf.write(folder, replace(record, plan=plan, mode=mode))
+            return await self._shelve(shelf, snapshot_id, record.template)
+        except BaseException:
+            shelf.give_up(snapshot_id)
+            raise
+        finally:
+            self._room.settle()
+
+    async def _capture(self, held: Held, folder: Path, mode: Literal["memory", "disk"]) -> KeptRecord:
+        """Stop the source, freeze its disk as a layer, write what it owns of memory, let it go on."""
+        layer = self._room.new_layer()
+        await self.driver.freeze(held.plan)
+        try:
+            if mode == "memory":
+                await self.driver.keep(held.plan, held.template, folder)
+            await self.driver.split_disk(held.plan, layer)
+            self._add_layer(held, layer)
+        finally:
+            await asyncio.shield(self.driver.thaw(held.plan))
+        try:
+            ready = Ready(plan=held.plan, template=held.template, channel=held.channel)
+            await self._starter.identify(ready, held.spec, new=False)
+        except (RuntimedError, OSError, TimeoutError) as failure:
+            _log.warning("the clock of sandbox %s was not set after a copy: %s", held.spec.sandbox_id, failure)
+        return self._record(held, mode)
+
+    def _add_layer(self, held: Held, layer: Path) -> None:
+        held.plan = replace(held.plan, layers=(*held.plan.layers, layer))
+        record = journal.read(held.plan.directory)
+        if record is not None:
+            journal.write(replace(record, plan=held.plan))
+
+    async def _copies(
+        self, children: Sequence[MachineSpec], record: KeptRecord, kept: Kept
+    ) -> list[tuple[Ready, Started]]:
+        gate, made = asyncio.Semaphore(COPIES_AT_ONCE), {}
+
+        async def one(number: int, spec: MachineSpec) -> None:
+            async with gate:
+                made[number] = await self._bring_up(spec, record, kept, "fork", new=False)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, spec in enumerate(children):
+                    group.create_task(one(number, spec))
+        except BaseException as failed:
+            for ready, _ in made.values():
+                await asyncio.shield(self._starter.drop(ready))
+            if isinstance(failed, BaseExceptionGroup):
+                raise StartFailed(f"a copy did not start: {failed.exceptions[0]}") from failed
+            raise
+        return [made[number] for number in sorted(made)]
+
+    async def _bring_up(
+        self, spec: MachineSpec, record: KeptRecord, kept: Kept, how: How, *, new: bool
+    ) -> tuple[Ready, Started]:
+        """A machine from what was kept. If this raises it is ended, and a disk that it took is back.
+
+        Raises:
+            StartFailed: it never ran. _RanAndLost: it did.
+        """
+        steps = Steps()
+        plan = replace(self._starter.plan(record.plan.image, record.plan.shape), layers=record.plan.layers)
+        cold = how == "cold"
+        try:
+            if cold:
+                await self.driver.boot_disk(plan, record.template, kept.disk)
+            else:
+                await self.driver.wake(plan, record.template, kept)
+        except (OSError, LookupError, EOFError, TimeoutError, HostUnavailable) as failure:
+            raise StartFailed(f"what was kept did not come up: {failure}") from failure
+        try:
+            channel = await Channel.open(plan.socket, within_s=BOOT_S if cold else ANSWER_S)
+            steps.done("restored")
+            ready = Ready(plan=plan, template=record.template, channel=channel)
+            self._parts.templates.hold(record.template, plan.directory)
+            identified = await self._starter.identify(ready, spec, new=new)
+            steps.done("ready")
+        except BaseException as failure:
+            await asyncio.shield(self._undo(plan, kept))
+            if isinstance(failure, RuntimedError | OSError | TimeoutError):
+                raise _RanAndLost(str(failure)) from failure
+            raise
+        return ready, started(how, plan.image, steps, identified)
+
+    async def _undo(self, plan: MachinePlan, kept: Kept) -> None:
+        if kept.disk is not None and not kept.disk.exists():
+            await self.driver.release(plan, kept.disk)
+        else:
+            await self.driver.kill(plan.machine_id)
+
+    async def _release(self, held: Held, folder: Path) -> Stored:
+        held.releasing = True
+        await self.driver.release(held.plan, folder / DISK)
+        return await self._shelve(self._room.sandboxes, held.spec.sandbox_id, held.template)
+
+    async def _shelve(self, shelf: Shelf, owner: str, template: Template) -> Stored:
+        stored = await asyncio.to_thread(shelf.finish, owner)
+        self._parts.templates.hold(template, shelf.folder(owner))
+        return stored
+
+    def _record(self, held: Held, mode: Literal["memory", "disk"]) -> KeptRecord:
+        return KeptRecord(
+            mode=mode,
+            generation=held.generation + 1,
+            plan=held.plan,
+            template=held.template,
+            spec=replace(held.spec, env={}),
+        )
+
+
+def sandbox_of(spec: MachineSpec) -> dict[str, object]:
+    """What a machine's record says of its sandbox. Values of its environment are not written to disk."""
+    return asdict(replace(spec, env={}))
+
+
+def _under_both(disk: Path, layer: Path, template: Template) -> None:
+    """Make a kept disk a layer, and an empty one above it the disk."""
+    fresh = disk.with_name(f".{uuid.uuid4()}")
+    shutil.copyfile(template.directory / "empty.qcow2", fresh)
+    disk.rename(layer)
+    layer.chmod(0o444)
+    fresh.rename(disk)
