@@ -1,6 +1,7 @@
 """Carries calls to the service and answers back; what to send and when to send it again is decided elsewhere."""
 
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from withruntime._stream import Follower, Pause
 from withruntime._values import Json
 
 T = TypeVar("T")
+
+_log = logging.getLogger("withruntime")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,5 +234,10 @@ class AsyncTransport:
         env = dict(os.environ)
         if self.options.origin is not None:
             return _settings.remote_endpoint(self.options.origin, self.options.api_key, env)
-        service = _local.ensure(env, give_up=give_up)
+        service = _local.ensure(env, report=_tell_progress, give_up=give_up)
         return _settings.local_endpoint(service, self.options.api_key, env)
+
+
+def _tell_progress(line: str) -> None:
+    # A first start takes minutes. A warning is seen also where nobody has set logging up.
+    _log.warning("the local service is starting: %s", line)

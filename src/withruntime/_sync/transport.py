@@ -3,6 +3,7 @@
 """Carries calls to the service and answers back; what to send and when to send it again is decided elsewhere."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from withruntime._sync import _io
 from withruntime._values import Json
 
 T = TypeVar("T")
+
+_log = logging.getLogger("withruntime")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,5 +236,10 @@ class Transport:
         env = dict(os.environ)
         if self.options.origin is not None:
             return _settings.remote_endpoint(self.options.origin, self.options.api_key, env)
-        service = _local.ensure(env, give_up=give_up)
+        service = _local.ensure(env, report=_tell_progress, give_up=give_up)
         return _settings.local_endpoint(service, self.options.api_key, env)
+
+
+def _tell_progress(line: str) -> None:
+    # A first start takes minutes. A warning is seen also where nobody has set logging up.
+    _log.warning("the local service is starting: %s", line)
