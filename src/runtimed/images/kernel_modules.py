@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import struct
 from collections.abc import Iterable
@@ -9,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtimed.images.errors import ImageBuildFailed
+from runtimed.images.unpacking import unpack_zstd, zstd_size
+
+MODULE_MAX_BYTES = 64 << 20
+"""The largest modules of a distribution have a few MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +52,25 @@ class ModuleTree:
             raise ImageBuildFailed(
                 f"The kernel package has no module {name}; choose another kernel release in the recipe."
             )
-        content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+        content = _read(path)
         for dependency in _depends(content):
             self._visit(dependency, done)
         done[name] = KernelModule(name=name, content=content)
+
+
+def _read(path: Path) -> bytes:
+    """The module as insmod wants it. Raises ImageBuildFailed if it is packed in a way that we do not know."""
+    content = path.read_bytes()
+    if path.suffix == ".xz":
+        content = lzma.decompress(content)
+    elif path.suffix == ".gz":
+        content = gzip.decompress(content)
+    elif path.suffix == ".zst":
+        size = zstd_size(content)
+        content = unpack_zstd(content, size) if size is not None and size <= MODULE_MAX_BYTES else b""
+    if content[:4] != b"\x7fELF":
+        raise ImageBuildFailed(f"The kernel module {path.name} cannot be unpacked; choose another kernel release.")
+    return content
 
 
 def _module_name(file_name: str) -> str:

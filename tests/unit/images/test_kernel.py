@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from runtimed.images.apt_sources import choose_archive
+from runtimed.images.cache import Workplace
 from runtimed.images.cpio import character_device, directory, regular_file, symlink, write_cpio
 from runtimed.images.errors import ImageBuildFailed
+from runtimed.images.kernel import build_kernel
 from runtimed.images.kernel_modules import ModuleTree
+from runtimed.images.run import silent
 from runtimed.images.vmlinux import extract_vmlinux
 
-from .distribution import bzimage, kernel_module
+from .distribution import ENTRIES, FakeDistribution, bzimage, kernel_module
 
 KERNEL = b"\x7fELF" + bytes(range(256)) * 5000
 
@@ -137,3 +141,18 @@ def test_the_first_filesystem_reads_back_as_it_was_written() -> None:
         "bin/sh": (0o120777, b"busybox", (0, 0)),
         "odd": (0o100644, b"12345", (0, 0)),
     }
+
+
+def test_the_first_filesystem_leaves_the_last_page_of_memory_to_the_firmware(tmp_path: Path) -> None:
+    place = Workplace(result=tmp_path / "result", work=tmp_path / "work")
+    place.result.mkdir()
+    place.work.mkdir()
+    archive = choose_archive(ENTRIES, "debian", host_release="bookworm")
+    build_kernel(archive, "trixie", place, FakeDistribution(), silent)
+    initrd = (place.result / "initrd.cpio").read_bytes()
+
+    assert len(initrd) % 4096 == 0
+    assert set(read_cpio(initrd)) > {"init", "bin/busybox", "modules/virtio_blk.ko"}
+    assert read_cpio(initrd)["modules/order"][1].split() == [
+        *(b"virtio_ring", b"virtio_mmio", b"virtio_blk", b"virtio_console"),
+    ]
