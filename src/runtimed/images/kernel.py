@@ -79,9 +79,9 @@ def build_kernel(archive: Archive, release: str, place: Workplace, runner: Runne
     (place.result / "busybox").chmod(0o755)
     folder = _only(root.glob("usr/lib/modules/*"), "folder of modules")
     tree = ModuleTree(folder)
-    archive = write_cpio(initramfs(busybox, tree.in_order(BOOT_MODULES)))
-    archive += b"\0" * (-len(archive) % INITRD_MULTIPLE_BYTES)
-    (place.result / "initrd.cpio").write_bytes(archive)
+    first = write_cpio(initramfs(busybox, tree.in_order(BOOT_MODULES)))
+    first += b"\0" * (-len(first) % INITRD_MULTIPLE_BYTES)
+    (place.result / "initrd.cpio").write_bytes(first)
     _write_modules(place.result / "modules", tree.in_order(NETWORK_MODULES))
     (place.result / "kernel.json").write_text(json.dumps({"version": folder.name, "release": release}, indent=2) + "\n")
 
