@@ -14,10 +14,13 @@ import signal
 from typing import Protocol
 
 ROOT = "/sys/fs/cgroup"
-AGENT_RESERVE_MIB = 40
-"""Memory that commands never get: the agent, its buffers, and what the kernel needs to go on."""
-PIDS_MAX = 30_000
-"""Below the kernel's own pid_max of 32768, so that the agent can still fork under a fork bomb."""
+AGENT_MIB = 40
+"""Memory that is the agent's own."""
+RESERVE_MIN_MIB, RESERVE_SHARE, RESERVE_MAX_MIB = 40, 8, 96
+"""Memory that commands never get (a share of the machine's, within bounds): the agent, and what the kernel needs."""
+PIDS_MAX, PIDS_MAX_EACH = 30_000, 20_000
+"""Below the kernel's own pid_max of 32768, so that the agent can still fork under a fork bomb; and for one command, so
+that another can still start beside it."""
 MARK = "RUNTIME_PROCESS_ID"
 """Environment variable that marks a command's processes where there are no cgroups."""
 
@@ -25,8 +28,8 @@ MARK = "RUNTIME_PROCESS_ID"
 class Group(Protocol):
     """Everything that one command started."""
 
-    procs_fd: int
-    """Where a new child writes "0" to join, or -1."""
+    def folder_fd(self) -> int:
+        """For a child to be born into the group; the caller closes it. -1 where there is no such thing."""
 
     def kill(self) -> None:
         """Kill all of it, whatever sessions and parents it made up. Repeatable."""
@@ -61,15 +64,15 @@ class ControlGroup:
     def __init__(self, path: str) -> None:
         self.path = path
         os.mkdir(path, 0o755)
-        self.procs_fd = os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        _write(f"{path}/pids.max", str(PIDS_MAX_EACH))
+
+    def folder_fd(self) -> int:
+        return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def kill(self) -> None:
         _write(f"{self.path}/cgroup.kill", "1")
 
     def remove(self) -> bool:
-        if self.procs_fd >= 0:
-            os.close(self.procs_fd)
-            self.procs_fd = -1
         try:
             os.rmdir(self.path)
         except FileNotFoundError:
@@ -100,14 +103,15 @@ def _children(path: str) -> list[str]:
 class ProcessTree:
     """What a command started, found by parent, session and a mark in the environment."""
 
-    procs_fd = -1
-
     def __init__(self, process_id: str) -> None:
         self._mark = f"{MARK}={process_id}".encode()
         self._roots: set[int] = set()
 
     def started(self, pid: int) -> None:
         self._roots.add(pid)
+
+    def folder_fd(self) -> int:
+        return -1
 
     def kill(self) -> None:
         for _ in range(50):  # A process can fork while the list is read: look again until there is nobody.
@@ -172,13 +176,14 @@ class Cgroups:
         except OSError:
             return
         _write(f"{agent}/cgroup.procs", "0")
-        for controller in ("cpu", "memory", "pids"):
+        for controller in ("cpu", "memory", "pids"):  # Below too: a command that takes all leaves others their share.
             _write(f"{self._root}/cgroup.subtree_control", f"+{controller}")
+            _write(f"{runtime}/cgroup.subtree_control", f"+{controller}")
         _write(f"{agent}/cpu.weight", "10000")
-        _write(f"{agent}/memory.min", str(AGENT_RESERVE_MIB << 20))
+        _write(f"{agent}/memory.min", str(AGENT_MIB << 20))
         _write(f"{runtime}/pids.max", str(PIDS_MAX))
-        _write(f"{runtime}/memory.max", str((memory_mib() - AGENT_RESERVE_MIB) << 20))
-        _write(f"{runtime}/cgroup.subtree_control", "+memory")
+        reserve_mib = min(max(memory_mib() // RESERVE_SHARE, RESERVE_MIN_MIB), RESERVE_MAX_MIB)
+        _write(f"{runtime}/memory.max", str((memory_mib() - reserve_mib) << 20))
         self._real = os.path.exists(f"{runtime}/cgroup.kill")
         for name in _children(runtime):
             _write(f"{runtime}/{name}/cgroup.kill", "1")

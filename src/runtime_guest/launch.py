@@ -1,31 +1,34 @@
-"""Starts one program: fork, then in the child session, cgroup, terminal, user, folder, and exec as a shell would do it.
+"""Starts one program: session, cgroup, terminal, user, folder, and exec as a shell would do it.
 
 What a user would see in a shell (no such command, not executable) is the command's own exit code 127 or 126 with a
-line on its stderr. What the caller must learn as an error (no such folder) comes back through a pipe.
+line on its stderr. What the caller must learn as an error (no such folder) is raised.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
 import signal
 import struct
-import sys
 import termios
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from runtime_guest.errors import GuestError
+from runtime_guest.newborn import Calls, Failed, Midwife
 from runtime_guest.users import User
 
-_FAILED = struct.Struct("Bi")
-_STAGES = ("join its cgroup", "take its terminal", "become its user", "enter its folder")
-_CGROUP, _TERMINAL, _USER, _CWD = range(4)
-_RESET = tuple(
+_AT_FDCWD = -100
+_SIG_SETMASK = 2
+_SIGNAL_SET_BYTES = 8
+_IGNORED = tuple(
     getattr(signal, name)
-    for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
+    for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 )
 """Signals that Python or the agent ignores; the ignoring would be inherited."""
+_TAKEN_AS_SEARCHED = (errno.ENOENT, errno.ENOTDIR)
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 class Program(NamedTuple):
@@ -41,62 +44,85 @@ class Program(NamedTuple):
 
 class Launched(NamedTuple):
     pid: int
-    failure_fd: int
-    """Says why the child gave up before exec, or just ends."""
     stdin_fd: int
     stdout_fd: int
     stderr_fd: int
     """-1 with a terminal, whose one descriptor is both stdin_fd and stdout_fd."""
+    exit_code: int | None
+    """Set when there was nothing to run: the child has ended, and this is what it counts as."""
 
 
-def launch(program: Program, procs_fd: int) -> Launched:
-    """Fork and return at once. Raises OSError when there is no room for a process or a descriptor."""
-    opened: list[int] = []
-    try:
-        failure_read, failure_write = _pipe(opened)
-        if program.pty is not None:
-            ours, theirs = _terminal(program, opened)
-            ends = (theirs, theirs, theirs)
-            mine = (ours, ours, -1)
-        else:
-            if program.stdin:
-                stdin_read, stdin_write = _pipe(opened)
-            else:
-                stdin_read, stdin_write = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1
-                opened.append(stdin_read)
-            stdout_read, stdout_write = _pipe(opened)
-            stderr_read, stderr_write = _pipe(opened)
-            ends = (stdin_read, stdout_write, stderr_write)
-            mine = (stdin_write, stdout_read, stderr_read)
-        pid = os.fork()
-        if pid == 0:
-            _child(program, procs_fd, ends, failure_write)
-    except BaseException:
-        for fd in opened:
+class Launcher:
+    """Starts programs. `launch` blocks, so it belongs into a thread; several may run at the same time."""
+
+    def __init__(self) -> None:
+        self._midwife = Midwife()
+
+    def launch(self, program: Program, cgroup_fd: int) -> Launched:
+        """Start it. The caller owns the descriptors and the child.
+
+        Raises:
+            OSError: no room for a process or a descriptor.
+            GuestError: it cannot be started as asked.
+        """
+        opened: list[int] = []
+        try:
+            mine, theirs = _connect(program, opened)
+            launched = self._launch(program, cgroup_fd, mine, theirs)
+        except BaseException:
+            for fd in opened:
+                os.close(fd)
+            raise
+        for fd in set(theirs):
             os.close(fd)
-        raise
-    for fd in {failure_write, *ends}:
-        os.close(fd)
-    for fd in {failure_read, *mine} - {-1}:
-        os.set_blocking(fd, False)
-    return Launched(pid, failure_read, *mine)
+        for fd in set(mine) - {-1}:
+            os.set_blocking(fd, False)
+        return launched
+
+    def _launch(
+        self, program: Program, cgroup_fd: int, mine: tuple[int, int, int], theirs: tuple[int, int, int]
+    ) -> Launched:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            paths = _paths(program)
+            pid, failures = self._midwife.start(_calls(program, theirs, paths, program.argv), cgroup_fd)
+            refused, path = _refused(failures, paths)
+            if refused == errno.ENOEXEC:  # A script without a first line that says what runs it: the shell does.
+                paths, again = [b"/bin/sh"], [b"sh", path, *program.argv[1:]]
+                pid, failures = self._midwife.start(_calls(program, theirs, paths, again), cgroup_fd)
+                refused, _ = _refused(failures, paths)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for failed in failures:
+            if failed.name in _REASONS:
+                raise _refusal(failed, program)
+        if not refused:
+            return Launched(pid, *mine, None)
+        return Launched(pid, *mine, _tell(program, refused, theirs[2]))
 
 
-def _pipe(opened: list[int]) -> tuple[int, int]:
-    ends = os.pipe2(os.O_CLOEXEC)
-    opened.extend(ends)
-    return ends
-
-
-def _terminal(program: Program, opened: list[int]) -> tuple[int, int]:
-    ours, theirs = os.openpty()
-    opened.extend((ours, theirs))
-    resize(ours, *(program.pty or (80, 24)))
-    try:
-        os.fchown(theirs, program.user.uid, -1)
-    except OSError:
-        pass  # Without root every terminal is ours already.
-    return ours, theirs
+def _connect(program: Program, opened: list[int]) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Our ends and the child's ends of its standard input, output and error."""
+    if program.pty is not None:
+        ours, theirs = os.openpty()
+        opened.extend((ours, theirs))
+        resize(ours, *program.pty)
+        try:
+            os.fchown(theirs, program.user.uid, -1)
+        except OSError:
+            pass  # Without root every terminal is ours already.
+        return (ours, ours, -1), (theirs, theirs, theirs)
+    if program.stdin:
+        stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC)
+        opened.extend((stdin_read, stdin_write))
+    else:
+        stdin_read, stdin_write = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1
+        opened.append(stdin_read)
+    stdout_read, stdout_write = os.pipe2(os.O_CLOEXEC)
+    opened.extend((stdout_read, stdout_write))
+    stderr_read, stderr_write = os.pipe2(os.O_CLOEXEC)
+    opened.extend((stderr_read, stderr_write))
+    return (stdin_write, stdout_read, stderr_read), (stdin_read, stdout_write, stderr_write)
 
 
 def resize(terminal: int, cols: int, rows: int) -> None:
@@ -104,83 +130,78 @@ def resize(terminal: int, cols: int, rows: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
-def failure_of(data: bytes, program: Program) -> GuestError | None:
-    """The error that the child's last words stand for, if it left any."""
-    if len(data) < _FAILED.size:
-        return None
-    stage, number = _FAILED.unpack_from(data)
-    cwd = program.cwd.decode("utf-8", "surrogateescape")
-    if stage == _CWD:
-        if number in (errno.ENOENT, errno.ENOTDIR):
-            return GuestError("cwd_not_found", f"{cwd}: there is no such folder", cwd=cwd)
-        return GuestError("permission_denied", f"{cwd}: {os.strerror(number)}", path=cwd)
-    return GuestError("guest_busy", f"the command could not {_STAGES[stage]}: {os.strerror(number)}")
-
-
-def _child(program: Program, procs_fd: int, ends: tuple[int, int, int], failure_fd: int) -> NoReturn:
-    """Everything between fork and exec. Only system calls: another thread may have held any lock."""
-    stage = _CGROUP
-    try:
-        os.setsid()
-        if procs_fd >= 0:
-            os.write(procs_fd, b"0")
-        _default_oom_score()
-        stage = _TERMINAL
-        for number, end in enumerate(ends):
-            os.dup2(end, number, True)
-        if program.pty is not None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        stage = _USER
-        user = program.user
-        if os.getuid() == 0 and (user.uid != 0 or user.groups != (0,)):
-            os.setgroups(user.groups)
-            os.setresgid(user.gid, user.gid, user.gid)
-            os.setresuid(user.uid, user.uid, user.uid)
-        for signum in _RESET:
-            signal.signal(signum, signal.SIG_DFL)
-        os.umask(0o022)
-        stage = _CWD
-        os.chdir(program.cwd)
-        _exec(program)
-    except OSError as failure:
-        os.write(failure_fd, _FAILED.pack(stage, failure.errno or 0))
-    finally:
-        os._exit(127)
-
-
-def _default_oom_score() -> None:
-    """The agent is the last to be killed for memory; what it starts is not."""
-    try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(fd, b"0")
-        os.close(fd)
-    except OSError:
-        pass  # A host that does not allow it has not lowered ours either.
-
-
-def _exec(program: Program) -> NoReturn:
-    """Exec along PATH; a refusal is told on stderr and as exit code, as shells do."""
-    name = program.argv[0]
-    paths = [name] if b"/" in name else [
-        (folder or b".") + b"/" + name for folder in program.env.get(b"PATH", b"/usr/bin:/bin").split(b":")
-    ]  # fmt: skip
-    worst = errno.ENOENT
+def _calls(program: Program, ends: tuple[int, int, int], paths: list[bytes], argv: list[bytes]) -> Calls:
+    calls = Calls()
+    calls.add("setsid")
+    # The agent is the last to be killed for memory; what it starts is not. The file opens as the lowest descriptor, 0.
+    calls.add("close", 0, must=False)
+    calls.add("openat", _AT_FDCWD, b"/proc/self/oom_score_adj", os.O_WRONLY, must=False)
+    calls.add("write", 0, b"0", 1, must=False)
+    for number, end in enumerate(ends):
+        calls.add("dup3", end, number, 0)
+    if program.pty is not None:
+        calls.add("ioctl", 0, termios.TIOCSCTTY, 0)
+    user = program.user
+    if os.getuid() == 0:
+        calls.add("setgroups", len(user.groups), (ctypes.c_uint32 * len(user.groups))(*user.groups))
+        calls.add("setresgid", user.gid, user.gid, user.gid)
+        calls.add("setresuid", user.uid, user.uid, user.uid)
+    for signum in _IGNORED:
+        calls.add("rt_sigaction", signum, bytes(32), 0, _SIGNAL_SET_BYTES)
+    calls.add("rt_sigprocmask", _SIG_SETMASK, bytes(_SIGNAL_SET_BYTES), 0, _SIGNAL_SET_BYTES)
+    calls.add("umask", 0o022)
+    calls.add("chdir", program.cwd)
+    words = calls.strings(argv)
+    env = calls.strings([name + b"=" + value for name, value in program.env.items()])
     for path in paths:
-        try:
-            os.execve(path, program.argv, program.env)
-        except OSError as failure:
-            number = failure.errno or errno.ENOENT
-            if number == errno.ENOEXEC:  # A script without a first line that says what runs it: the shell does.
-                try:
-                    os.execve(b"/bin/sh", [b"sh", path, *program.argv[1:]], program.env)
-                except OSError as no_shell:
-                    number = no_shell.errno or errno.ENOENT
-            if number not in (errno.ENOENT, errno.ENOTDIR):
-                worst = number
-                if number != errno.EACCES:
-                    break
-    missing = worst == errno.ENOENT
-    why = b"command not found" if missing and b"/" not in name else os.strerror(worst).encode()
-    os.write(2, name + b": " + why + b"\n")
-    os._exit(127 if missing else 126)
-    sys.exit()  # For the type checker.
+        calls.add("execve", path, words, env, must=False)
+    calls.add("exit_group", NOT_FOUND)
+    return calls
+
+
+def _paths(program: Program) -> list[bytes]:
+    name = program.argv[0]
+    if b"/" in name:
+        return [name]
+    folders = program.env.get(b"PATH", b"/usr/bin:/bin").split(b":")
+    return [(folder or b".") + b"/" + name for folder in folders]
+
+
+def _refused(failures: list[Failed], paths: list[bytes]) -> tuple[int, bytes]:
+    """Why none of the paths could be executed, and the one that decided it: the first that was there. 0: one could."""
+    tried = [failed.errno for failed in failures if failed.name == "execve"]
+    if len(tried) < len(paths):  # One worked, or the child never came to them.
+        return 0, b""
+    for number, path in zip(tried, paths):  # noqa: B905 - no strict= in Python 3.9
+        if number not in _TAKEN_AS_SEARCHED:
+            return number, path
+    return errno.ENOENT, paths[-1]
+
+
+_REASONS = {
+    "setsid": "get its own session",
+    "dup3": "get its input and output",
+    "ioctl": "take its terminal",
+    "setgroups": "become its user",
+    "setresgid": "become its user",
+    "setresuid": "become its user",
+    "chdir": "enter its folder",
+}
+
+
+def _refusal(failed: Failed, program: Program) -> GuestError:
+    cwd = program.cwd.decode("utf-8", "surrogateescape")
+    if failed.name == "chdir":
+        if failed.errno in (errno.ENOENT, errno.ENOTDIR):
+            return GuestError("cwd_not_found", f"{cwd}: there is no such folder", cwd=cwd)
+        return GuestError("permission_denied", f"{cwd}: {os.strerror(failed.errno)}", path=cwd)
+    return GuestError("guest_busy", f"the command could not {_REASONS[failed.name]}: {os.strerror(failed.errno)}")
+
+
+def _tell(program: Program, number: int, stderr_fd: int) -> int:
+    """Say on the command's stderr what a shell would say; answers the exit code that stands for it."""
+    name = program.argv[0]
+    missing = number == errno.ENOENT
+    why = b"command not found" if missing and b"/" not in name else os.strerror(number).encode()
+    os.write(stderr_fd, name[:1024] + b": " + why + b"\n")
+    return NOT_FOUND if missing else NOT_EXECUTABLE

@@ -11,7 +11,9 @@ import os
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from runtime_guest import launch as launching
@@ -28,6 +30,8 @@ LAG_BYTES = 512 * 1024
 READER_GONE_S = 10.0
 """A reader that took nothing for this long no longer stops the command."""
 RUNNING_MAX = 256
+LAUNCHING_MAX = 4
+LAUNCH_WITHIN_S = 30.0
 ENDED_MAX = 16
 ENDED_BYTES = 24 << 20
 """Output of ended processes kept in all: sixteen of the largest would be half of the smallest machine."""
@@ -93,7 +97,10 @@ class Process:
         self._stdin_watched = False
         self._status: int | None = None
         self._timed_out = False
-        self._abandoned = False
+        self._counts_as: int | None = None
+        self._oom_kills = 0
+        self.gone = False
+        """Whether nothing of it is left, its cgroup included."""
         self._readers: set[Reader] = set()
         self._held = False
         self._check: asyncio.TimerHandle | None = None
@@ -113,7 +120,9 @@ class Process:
             self._fds[launched.stderr_fd] = STDERR
         for fd in self._fds:
             self._loop.add_reader(fd, self._readable, fd)
-        self._deadline = self._loop.call_later(self.spec.timeout_s, self._deadline_passed)
+        self._counts_as = launched.exit_code
+        left_s = self.spec.timeout_s - (time.monotonic() - self._started)
+        self._deadline = self._loop.call_later(max(left_s, 0), self._deadline_passed)
 
     # Input.
 
@@ -264,12 +273,14 @@ class Process:
 
     def reaped(self, status: int) -> None:
         """The main process has ended: so does everything that it started."""
-        self._status = status
-        if self._abandoned:
-            return
+        self._status = status if self._counts_as is None else self._counts_as << 8
         if self._deadline is not None:
             self._deadline.cancel()
-        self.group.kill()
+        if status:
+            self._oom_kills = self.group.oom_kills()
+        self.gone = self.group.remove()
+        if not self.gone:
+            self.group.kill()
         self._hold_or_go_on()
         if self._fds:
             self._drain = self._loop.call_later(DRAIN_S, self._finish)
@@ -289,15 +300,6 @@ class Process:
                 os.kill(self.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-
-    def abandoned(self) -> None:
-        """It never got to run: the child gave up before exec."""
-        self._abandoned = True
-        if self._deadline is not None:
-            self._deadline.cancel()
-        for fd in list(self._fds):
-            self._close_output(fd)
-        self._close_stdin()
 
     def _finish(self) -> None:
         if self.exit is not None:
@@ -326,9 +328,8 @@ class Process:
             "duration_ms": round((time.monotonic() - self._started) * 1000),
             "out_of_memory": None,
         }
-        killed = self.group.oom_kills() if signaled or exit_["exit_code"] else 0
-        if killed:
-            exit_["out_of_memory"] = {"processes_killed": killed, "memory_mib": memory_mib()}
+        if self._oom_kills:
+            exit_["out_of_memory"] = {"processes_killed": self._oom_kills, "memory_mib": memory_mib()}
         return exit_
 
     def send_signal(self, signum: int) -> None:
@@ -385,6 +386,11 @@ class Processes:
         self._ended: OrderedDict[str, Process] = OrderedDict()
         self._children: dict[int, Callable[[int], None]] = {}
         self._starting: dict[str, asyncio.Future[None]] = {}
+        self._launcher = launching.Launcher()
+        self._threads = ThreadPoolExecutor(LAUNCHING_MAX)
+        self._launching = 0
+        self._unclaimed: dict[int, int] = {}
+        """Ends of children that were born and died while their launch was under way."""
         self._dying: list[Group] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_s = 0.0
@@ -417,31 +423,52 @@ class Processes:
         process = Process(process_id, spec, group, ended=self._over)
         if keep_bytes is not None:
             process.captured = (HeadTail(keep_bytes), HeadTail(keep_bytes))
-        try:
-            launched = launching.launch(spec.program, group.procs_fd)
-        except OSError as failure:
-            self._bury(group)
-            raise GuestError("guest_busy", f"no room for another process: {failure.strerror}") from failure
-        self._running[process_id] = process
-        self._children[launched.pid] = process.reaped
-        process.begin(launched)
+        with self._expecting():
+            try:
+                launched = await self._launch(spec.program, group)
+            except OSError as failure:
+                self._bury(group)
+                raise GuestError("guest_busy", f"no room for another process: {failure.strerror}") from failure
+            except GuestError:
+                self._bury(group)
+                raise
+            self._running[process_id] = process
+            process.begin(launched)
+            self._claim(launched.pid, process.reaped)
         if stdin and not spec.stdin_pipe:
             process.feed_all(stdin)
         elif stdin:
             process.feed(stdin, eof=False)
-        try:
-            failure_bytes = await _read_to_end(launched.failure_fd)
-        except BaseException:
-            process.kill()
-            raise
-        problem = launching.failure_of(failure_bytes, spec.program)
-        if problem is not None:
-            self._running.pop(process_id, None)
-            if self._ended.pop(process_id, None) is None:
-                process.abandoned()
-                self._bury(group)
-            raise problem
         return process
+
+    async def _launch(self, program: launching.Program, group: Group | None) -> launching.Launched:
+        """In a thread: a strange file system may keep it waiting for ever. Raises OSError, GuestError."""
+        folder_fd = -1 if group is None else group.folder_fd()
+        work = self._loop.run_in_executor(self._threads, self._launcher.launch, program, folder_fd)
+        work.add_done_callback(lambda _: None if folder_fd < 0 else os.close(folder_fd))
+        done, _ = await asyncio.wait({work}, timeout=LAUNCH_WITHIN_S)
+        if not done:
+            work.add_done_callback(_end_late)
+            raise GuestError("guest_busy", f"the command did not start within {LAUNCH_WITHIN_S:g} s")
+        return work.result()
+
+    @contextmanager
+    def _expecting(self) -> Iterator[None]:
+        """While a launch is under way its child may end before its pid is known here: keep every end until it is."""
+        self._launching += 1
+        try:
+            yield
+        finally:
+            self._launching -= 1
+            if not self._launching:
+                self._unclaimed.clear()
+
+    def _claim(self, pid: int, reaped: Callable[[int], None]) -> None:
+        status = self._unclaimed.pop(pid, None)
+        if status is None:
+            self._children[pid] = reaped
+        else:
+            reaped(status)
 
     def find(self, process_id: str) -> Process | None:
         return self._running.get(process_id) or self._ended.get(process_id)
@@ -470,18 +497,19 @@ class Processes:
             reaped = self._children.pop(pid, None)
             if reaped is not None:
                 reaped(status)
+            elif self._launching:
+                self._unclaimed[pid] = status
         if self._dying:
             self._sweep_dying()
 
     async def tool(self, argv: list[str]) -> tuple[int, bytes]:
         """Run a program of the agent's own to its end: exit status and what it said. Raises OSError."""
         program = launching.Program([arg.encode() for arg in argv], {}, b"/", self._root, None, False)
-        launched = launching.launch(program, -1)
         status: asyncio.Future[int] = self._loop.create_future()
-        self._children[launched.pid] = status.set_result
-        said = b""
-        for fd in (launched.failure_fd, launched.stdout_fd, launched.stderr_fd):
-            said += await _read_to_end(fd)
+        with self._expecting():
+            launched = await self._launch(program, None)
+            self._claim(launched.pid, status.set_result)
+        said = await _read_to_end(launched.stdout_fd) + await _read_to_end(launched.stderr_fd)
         return os.waitstatus_to_exitcode(await status), said
 
     def _over(self, process: Process) -> None:
@@ -490,7 +518,8 @@ class Processes:
         kept = sum(old.kept_bytes() for old in self._ended.values())
         while len(self._ended) > ENDED_MAX or (kept > ENDED_BYTES and len(self._ended) > 1):
             kept -= self._ended.popitem(last=False)[1].kept_bytes()
-        self._bury(process.group)
+        if not process.gone:
+            self._bury(process.group)
 
     # A cgroup can only be removed when the last process in it is dead, and dying takes a moment.
 
@@ -537,3 +566,16 @@ async def _read_to_end(fd: int) -> bytes:
         loop.remove_reader(fd)
         os.close(fd)
     return bytes(found)
+
+
+def _end_late(work: asyncio.Future[launching.Launched]) -> None:
+    """A launch that nobody waits for any more came through after all."""
+    if work.cancelled() or work.exception() is not None:
+        return
+    launched = work.result()
+    for fd in {launched.stdin_fd, launched.stdout_fd, launched.stderr_fd} - {-1}:
+        os.close(fd)
+    try:
+        os.killpg(launched.pid, signal.SIGKILL)
+    except OSError:
+        pass
