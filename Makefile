@@ -1,5 +1,5 @@
 # One command each; every target first makes sure that what it needs is there.
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check lint bench clean
 .DEFAULT_GOAL := help
 
 PYTHON := .venv/bin/python
@@ -17,15 +17,18 @@ setup:
 demo: setup
 	@tools/demo
 
-check: setup
+lint: setup
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	MYPYPATH=src:examples $(PYTHON) -m mypy --config-file pyproject.toml examples/*.py
 	for tool in unasync copy_frames openapi settings_table; do $(PYTHON) tools/$$tool.py --check || exit 1; done
+
+check: lint
 	$(PYTHON) -m pytest -q tests/style
 
-test: check
+# The style tests are among them.
+test: lint
 	$(PYTHON) -m pytest
 
 bench: setup
