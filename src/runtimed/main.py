@@ -19,11 +19,13 @@ from starlette.types import ASGIApp, Message
 from runtimed import VERSION
 from runtimed.api.admission import CallLimits
 from runtimed.api.app import build_app
+from runtimed.api.auditing import Auditor
 from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
 from runtimed.api.services import Services
 from runtimed.control.leases import Leases
 from runtimed.control.life import Lives
+from runtimed.control.metering import Metering
 from runtimed.control.networks import Secrets, Ways
 from runtimed.control.sandboxes import Sandboxes
 from runtimed.core.clock import Clock, SystemClock
@@ -34,11 +36,13 @@ from runtimed.core.wait import wait_for
 from runtimed.egress.gateway import Gateway
 from runtimed.gateway_parts import forbidden_ports, make_gateway
 from runtimed.host import Host, make_host
+from runtimed.money_parts import make_money
 from runtimed.open_store import open_store
 from runtimed.settings import CommandError, Settings
 from runtimed.state_folder import StateFolder
 from runtimed.store.accounts import Accounts
 from runtimed.store.answers import AnswerStore
+from runtimed.store.audit import AuditStore, RequestCounts
 from runtimed.store.database import Database
 from runtimed.store.egress_secrets import SecretStore
 from runtimed.store.sandboxes import SandboxStore
@@ -64,6 +68,7 @@ class Service:
     services: Services
     lives: Lives
     leases: Leases
+    metering: Metering
 
 
 async def build_service(
@@ -74,13 +79,19 @@ async def build_service(
     gateway = gateway or make_gateway(settings, clock)
     secrets = Secrets(door=gateway, store=SecretStore(database), clock=clock)
     await secrets.load()
-    lives = Lives(node, store, clock, Ways(gateway))
+    money = make_money(settings, node=node, database=database, clock=clock)
+    lives = Lives(node, store, clock, Ways(gateway), money.charging)
     await lives.recover()
+    metering = Metering(lives=lives, charging=money.charging, books=money.books, meter=money.meter, clock=clock)
+    await metering.settle_ended()
     await answers.abandon_running()
-    sandboxes = Sandboxes(lives=lives, store=store, node=node, clock=clock)
+    sandboxes = Sandboxes(lives=lives, store=store, node=node, clock=clock, till=money.charging)
     services = Services(
         sandboxes=sandboxes,
         secrets=secrets,
+        accounting=money.accounting,
+        auditor=Auditor(AuditStore(database), RequestCounts(database), clock),
+        clock=clock,
         egress=gateway,
         forbidden_ports=forbidden_ports(settings),
         accounts=Accounts(database, clock),
@@ -92,7 +103,7 @@ async def build_service(
         default_image=settings.image,
     )
     leases = Leases(lives=lives, sandboxes=store, answers=answers, clock=clock)
-    return Service(app=build_app(services, clock), services=services, lives=lives, leases=leases)
+    return Service(app=build_app(services, clock), services=services, lives=lives, leases=leases, metering=metering)
 
 
 def serve(settings: Settings) -> int:
@@ -147,6 +158,7 @@ async def _serve(settings: Settings, folder: StateFolder) -> None:
         stack.push_async_callback(host.close)
         service = await build_service(settings, node=host, database=database, clock=clock, gateway=gateway)
         stack.push_async_callback(service.services.idempotency.close)
+        stack.push_async_callback(service.services.auditor.close)
         stack.callback(folder.withdraw)
         await _answer(service, listener, folder, told_to_stop)
 
@@ -196,7 +208,10 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
         )
     )
     serving = spawn(server.serve(sockets=[listener]), name="serve")
-    reconciling = spawn(service.leases.run(), name="reconcile leases")
+    reconciling = {
+        spawn(service.leases.run(), name="reconcile leases"),
+        spawn(service.metering.run(), name="meter and charge"),
+    }
 
     async def started() -> bool | None:
         return server.started or None
@@ -207,11 +222,12 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
     folder.announce(url, VERSION)
     _log.info("runtimed %s answers on %s", VERSION, url)
     stopping = spawn(told_to_stop.wait(), name="wait for a signal")
-    await asyncio.wait({stopping, serving, reconciling}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({stopping, serving, *reconciling}, return_when=asyncio.FIRST_COMPLETED)
     _log.info("stopping: every sandbox ends with the service")
     folder.withdraw()
     stopping.cancel()
-    reconciling.cancel()
+    for task in reconciling:
+        task.cancel()
     service.services.closing.set()
     await service.lives.shut_down()
     server.should_exit = True

@@ -1,4 +1,4 @@
-"""Who is asking, and within which limits."""
+"""Who is asking."""
 
 from __future__ import annotations
 
@@ -26,12 +26,3 @@ async def me(request: Request) -> Response:
             "role": "read" if caller.read_only else "full",
         },
     )
-
-
-@router.get("/limits")
-async def limits(request: Request) -> Response:
-    """What bounds this key. Nothing is metered yet, so that there is no limit on money."""
-    caller = caller_of(request)
-    daily = {"limitMicros": None, "usedMicros": "0", "remainingMicros": None, "window": "24h"}
-    access = "read" if caller.read_only else "full" if caller.account_wide else "selected"
-    return json_response(200, {"access": access, "daily": daily, "trial": None, "account": None, "credit": None})

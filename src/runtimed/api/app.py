@@ -11,10 +11,12 @@ from runtimed import VERSION
 from runtimed.api import (
     account,
     archives,
+    audit,
     egress_secrets,
     envelope,
     exec,
     files,
+    money,
     network,
     not_built,
     operator,
@@ -22,6 +24,7 @@ from runtimed.api import (
     sandboxes,
     uploads,
 )
+from runtimed.api.auditing import Audited
 from runtimed.api.auth import Authenticate
 from runtimed.api.document import openapi_document
 from runtimed.api.outermost import Outermost
@@ -35,7 +38,8 @@ def build_app(services: Services, clock: Clock) -> ASGIApp:
     app = routes()
     app.state.services = services
     app.state.archive_flows = {}
-    inner = Authenticate(app, accounts=services.accounts, clock=clock)
+    noted = Audited(app, auditor=services.auditor, clock=clock)
+    inner = Authenticate(noted, accounts=services.accounts, clock=clock)
     return Outermost(inner, metrics=services.metrics, clock=clock, closing=services.closing)
 
 
@@ -54,7 +58,7 @@ def routes() -> FastAPI:
     app.add_exception_handler(HTTPException, envelope.on_http_error)
     app.add_exception_handler(Exception, envelope.on_defect)
     inside = (sandboxes, network, exec, processes, files, uploads, archives)
-    for module in (*inside, egress_secrets, account, operator, not_built):
+    for module in (*inside, egress_secrets, account, money, audit, operator, not_built):
         app.include_router(module.router)
     app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]  # FastAPI's own way to change the document
     return app

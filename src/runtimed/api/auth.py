@@ -19,8 +19,8 @@ KNOWN_FOR_S = 0.5
 _KNOWN_MAX = 10_000
 
 _PUBLIC = frozenset({"/healthz", "/v1/openapi.json"})
-_INSIDE = re.compile(r"/v1/sandboxes/[^/]+/")
-"""Files, processes and whatever else is inside a sandbox: a read-only key sees only what is outside."""
+_INSIDE = re.compile(r"/v1/sandboxes/[^/]+/(?!receipt$)")
+"""Files, processes and whatever else is inside a sandbox: a read-only key sees only what is outside, as its receipt."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtimed.api.answering import answer_once, not_built
+from runtimed.api.auditing import note, program_of
 from runtimed.api.idempotency import Answer, Done, KeyedRequest, asked
 from runtimed.api.ndjson import MEDIA_TYPE, event_lines, line
 from runtimed.api.services import caller_of, services_of
@@ -28,6 +29,7 @@ async def execute(request: Request, sandbox_id: str, body: wire.ExecRequest) -> 
     """Run a command. A non-zero exit and a timeout are results. With `stream`, answers NDJSON events."""
     if body.trace_files:
         raise not_built("traceFiles", ["traceFiles"])
+    note(request, program=program_of(body.to_command()))
     if body.stream:
         return await _stream(request, sandbox_id, body.to_command())
     services, caller = services_of(request), caller_of(request)
@@ -38,6 +40,7 @@ async def execute(request: Request, sandbox_id: str, body: wire.ExecRequest) -> 
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             done = await inside.guest.processes.capture(question.process_id(), command, keep_bytes=keep_bytes)
+        note(request, exitCode=done.exit.exit_code, timedOut=done.exit.timed_out)
         return Answer(status=200, body=wire.captured_body(done))
 
     return await answer_once(request, work, sandbox_id=sandbox_id, claim=False)

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from starlette.requests import Request
 
+from runtimed.api.auditing import note
 from runtimed.api.envelope import error_body, request_id_of
 from runtimed.api.services import services_of
-from runtimed.core.commands import Lost, Output, ProcessEvent
+from runtimed.core.commands import Ended, Lost, Output, ProcessEvent
 from runtimed.core.errors import RuntimedError
 from runtimed.wire.commands import event_body
 
@@ -32,6 +33,8 @@ async def event_lines(
                     cursor = event.offset + len(event.data)
                 case Lost():
                     cursor = event.resume_at
+                case Ended():
+                    note(request, exitCode=event.exit.exit_code, timedOut=event.exit.timed_out)
     except RuntimedError as error:
         services_of(request).metrics.failed(error.code)
         yield line({"type": "error", "error": error_body(error, request_id=request_id_of(request)), "cursor": cursor})

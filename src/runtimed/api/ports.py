@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from runtimed.core.ids import AccountId
+from runtimed.core.accounting import LimitsShown, Receipt, SandboxMoney, UsagePage, UsageShown
+from runtimed.core.ids import AccountId, SandboxId
 from runtimed.core.lifecycle import State
 from runtimed.core.network import EgressRules
 from runtimed.core.sandbox import Caller, Inside, Page, SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec
@@ -44,6 +45,22 @@ class SandboxVerbs(Protocol):
     def counts(self) -> Mapping[str, int]: ...
 
     def started_by_how(self) -> Mapping[str, int]: ...
+
+
+class AccountingVerbs(Protocol):
+    """Implemented by control.accounting."""
+
+    async def limits(self, caller: Caller) -> LimitsShown: ...
+
+    async def usage(self, caller: Caller, *, since_s: float, until_s: float) -> UsageShown: ...
+
+    async def export(
+        self, caller: Caller, *, since_s: float, until_s: float, limit: int, cursor: str | None
+    ) -> UsagePage: ...
+
+    async def receipt(self, record: SandboxRecord) -> Receipt: ...
+
+    async def money(self, sandbox_ids: Iterable[SandboxId]) -> Mapping[SandboxId, SandboxMoney]: ...
 
 
 class SecretVerbs(Protocol):

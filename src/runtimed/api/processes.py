@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtimed.api.answering import answer_once, not_built
+from runtimed.api.auditing import note, program_of
 from runtimed.api.envelope import json_response
 from runtimed.api.idempotency import Answer, KeyedRequest
 from runtimed.api.ndjson import MEDIA_TYPE, event_lines
@@ -31,6 +32,7 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox_id}/processes", tags=["process
 async def spawn_process(request: Request, sandbox_id: str, body: wire.SpawnRequest) -> Response:
     """Start a process and answer at once; it outlives this connection."""
     services, caller = services_of(request), caller_of(request)
+    note(request, program=program_of(body.to_command()))
 
     async def work(question: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtimed.api.answering import answer_once, not_built, prefer_wait_s
+from runtimed.api.auditing import note
 from runtimed.api.envelope import json_response
 from runtimed.api.idempotency import Answer, KeyedRequest
 from runtimed.api.services import Services, caller_of, services_of
@@ -24,8 +25,9 @@ WAIT_FOR_MAX_S = 110
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
 
-def _shown(services: Services, record: SandboxRecord) -> dict[str, object]:
-    return wire.sandbox_body(record, region=services.region)
+async def _shown(services: Services, record: SandboxRecord) -> dict[str, object]:
+    money = await services.accounting.money([record.id])
+    return wire.sandbox_body(record, region=services.region, money=money.get(record.id))
 
 
 @router.post("", response_model=wire.Sandbox)
@@ -40,8 +42,9 @@ async def create(request: Request, body: wire.CreateSandbox) -> Response:
 
     async def work(_: KeyedRequest) -> Answer:
         record, reused = await services.sandboxes.create(caller, spec, wait_s=prefer_wait_s(request))
+        note(request, target=record.id, image=record.image, vcpu=record.shape.vcpu, memoryMiB=record.shape.memory_mib)
         more = {"reused": True} if reused else {}
-        return Answer(status=200 if reused else 201, body=_shown(services, record) | more)
+        return Answer(status=200 if reused else 201, body=await _shown(services, record) | more)
 
     return await answer_once(request, work)
 
@@ -51,7 +54,8 @@ async def page(request: Request, query: Annotated[wire.ListQuery, Query()]) -> R
     """Sandboxes, oldest first; stopped ones only when asked for."""
     services = services_of(request)
     found = await services.sandboxes.page(caller_of(request), query.wanted(), limit=query.limit, cursor=query.cursor)
-    data = [_shown(services, record) for record in found.records]
+    money = await services.accounting.money([record.id for record in found.records])
+    data = [wire.sandbox_body(r, region=services.region, money=money.get(r.id)) for r in found.records]
     return json_response(200, {"data": data, "nextCursor": found.next_cursor})
 
 
@@ -71,7 +75,7 @@ async def get(
     else:
         within_s = min(timeout_s, WAIT_FOR_MAX_S)
         record = await services.sandboxes.wait_for(caller, sandbox_id, wait_for, within_s=within_s)
-    return json_response(200, _shown(services, record))
+    return json_response(200, await _shown(services, record))
 
 
 @router.delete("/{sandbox_id}", response_model=wire.Deleted)
@@ -93,7 +97,7 @@ async def stop(request: Request, sandbox_id: str, body: Empty | None = None) -> 
 
     async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.stop(caller, sandbox_id, wait_s=prefer_wait_s(request))
-        return Answer(status=200, body=_shown(services, record))
+        return Answer(status=200, body=await _shown(services, record))
 
     return await answer_once(request, work)
 
@@ -105,7 +109,7 @@ async def extend(request: Request, sandbox_id: str, body: wire.Extend) -> Respon
 
     async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.extend(caller, sandbox_id, body.seconds)
-        return Answer(status=200, body=_shown(services, record))
+        return Answer(status=200, body=await _shown(services, record))
 
     return await answer_once(request, work)
 
@@ -119,7 +123,7 @@ async def update(request: Request, sandbox_id: str, body: wire.UpdateSandbox) ->
 
     async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.update(caller, sandbox_id, body.change())
-        return Answer(status=200, body=_shown(services, record))
+        return Answer(status=200, body=await _shown(services, record))
 
     return await answer_once(request, work)
 
@@ -131,7 +135,7 @@ async def retention(request: Request, sandbox_id: str, body: wire.Retention) -> 
 
     async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.retain(caller, sandbox_id, body.days)
-        return Answer(status=200, body=_shown(services, record))
+        return Answer(status=200, body=await _shown(services, record))
 
     return await answer_once(request, work)
 
@@ -140,4 +144,4 @@ async def retention(request: Request, sandbox_id: str, body: wire.Retention) -> 
 async def wake(request: Request, sandbox_id: str) -> Response:
     """Refused with `not_paused`, as nothing can be paused yet."""
     services = services_of(request)
-    return json_response(200, _shown(services, await services.sandboxes.wake(caller_of(request), sandbox_id)))
+    return json_response(200, await _shown(services, await services.sandboxes.wake(caller_of(request), sandbox_id)))

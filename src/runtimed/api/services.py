@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from runtimed.api.admission import CallLimits
+from runtimed.api.auditing import Auditor
 from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
-from runtimed.api.ports import SandboxVerbs, SecretVerbs
+from runtimed.api.ports import AccountingVerbs, SandboxVerbs, SecretVerbs
+from runtimed.core.clock import Clock
 from runtimed.core.egress import EgressDoor
 from runtimed.core.sandbox import Caller
 from runtimed.store.accounts import Accounts
@@ -20,6 +22,9 @@ from runtimed.store.accounts import Accounts
 class Services:
     sandboxes: SandboxVerbs
     secrets: SecretVerbs
+    accounting: AccountingVerbs
+    auditor: Auditor
+    clock: Clock
     egress: EgressDoor
     forbidden_ports: list[int]
     """Refused whatever a sandbox's rules say."""

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtimed.control.networks import Ways
+from runtimed.control.till import FreeTill, Till
 from runtimed.core.clock import Clock
 from runtimed.core.errors import ImageNotFound, InvalidRequest, NoCapacity, RuntimedError, StartFailed
 from runtimed.core.ids import SandboxId
 from runtimed.core.lifecycle import Fact, State, StopReason, advance
+from runtimed.core.money import Spending
 from runtimed.core.ports import Node
 from runtimed.core.sandbox import SandboxRecord
 from runtimed.core.specs import MachineSpec, Shape
@@ -54,9 +56,12 @@ class Life:
 class Lives:
     """The sandboxes of one host that are not stopped."""
 
-    def __init__(self, node: Node, store: SandboxStore, clock: Clock, ways: Ways | None = None) -> None:
+    def __init__(
+        self, node: Node, store: SandboxStore, clock: Clock, ways: Ways | None = None, till: Till | None = None
+    ) -> None:
         self._node = node
         self._ways = ways or Ways()
+        self._till = till or FreeTill()
         self._store = store
         self._clock = clock
         self._lives: dict[SandboxId, Life] = {}
@@ -84,11 +89,11 @@ class Lives:
                 retry_after_ms=NO_ROOM_RETRY_MS,
             )
 
-    async def begin(self, record: SandboxRecord, env: Mapping[str, str]) -> Life:
-        """Reserve room, record the sandbox and start its machine in the background.
+    async def begin(self, record: SandboxRecord, env: Mapping[str, str], spending: Spending | None = None) -> Life:
+        """Reserve room and money, record the sandbox and start its machine in the background.
 
         Raises:
-            NoCapacity, InvalidRequest, NameTaken: nothing was recorded or started.
+            NoCapacity, InvalidRequest, NameTaken, and what the till refuses with: nothing was recorded or started.
         """
         self.admit(record.shape)
         lease_left_s = record.ends_at_s - self._clock.now_s()
@@ -100,9 +105,11 @@ class Lives:
         )
         self._lives[record.id] = life  # before the first await: from here on its room is taken
         try:
+            await self._till.open(record, spending or Spending())
             await self._store.add(record)
         except BaseException:
             del self._lives[record.id]
+            await asyncio.shield(self._till.settle(record.id))
             raise
         life.starting = spawn(self._start(life), name=f"start {record.id}")
         return life
@@ -128,6 +135,7 @@ class Lives:
         except BaseException:
             await self._start_failed(life, StartFailed("the machine did not start: a fault of the service"))
             raise
+        self._till.began(record.id)
         async with life.lock:
             await self._move(life, Fact.READY, ready_at_s=self._clock.now_s(), started=started)
         self.started_total[started.how] += 1
@@ -136,6 +144,7 @@ class Lives:
         """Leave nothing behind: no machine, and no record either where nothing was ever tried."""
         _log.warning("sandbox %s did not start: %s", life.record.id, error.message)
         await self._node.stop(life.record.id)
+        await self._till.settle(life.record.id)
         async with life.lock:
             if life.record.state is not State.STARTING:
                 return  # being stopped already, which ends it
@@ -170,7 +179,9 @@ class Lives:
         if life.starting is not None and not life.starting.done():
             life.starting.cancel()
             await asyncio.wait({life.starting})
+        self._till.stopping(life.record.id)
         await self._node.stop(life.record.id)
+        await self._till.settle(life.record.id)
         async with life.lock:
             if life.record.can_run:  # it may have ended by itself meanwhile
                 await self._move(life, Fact.EXITED)
@@ -181,6 +192,8 @@ class Lives:
         if life is None or life.record.state is State.STARTING:
             return  # a start that fails is told by the start itself
         _log.warning("the machine of sandbox %s ended by itself: %s", sandbox_id, why)
+        self._till.stopping(sandbox_id)
+        await self._till.settle(sandbox_id)
         async with life.lock:
             if life.record.state is not State.STOPPED:
                 reason = life.record.stop_reason or StopReason.HOST_LOST

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from runtimed.control.life import Life, Lives
+from runtimed.control.till import FreeTill, Till
 from runtimed.core.clock import Clock
 from runtimed.core.errors import (
     NameTaken,
@@ -39,7 +40,10 @@ _log = logging.getLogger(__name__)
 class Sandboxes:
     """Sandboxes as their callers see them. Every method raises NotFound for one that the caller may not see."""
 
-    def __init__(self, *, lives: Lives, store: SandboxStore, node: Node, clock: Clock) -> None:
+    def __init__(
+        self, *, lives: Lives, store: SandboxStore, node: Node, clock: Clock, till: Till | None = None
+    ) -> None:
+        self._till = till or FreeTill()
         self._lives = lives
         self._store = store
         self._node = node
@@ -55,7 +59,7 @@ class Sandboxes:
         if spec.get_or_create and (held := await self._take_holder(caller, spec, wait_s=wait_s)):
             return held, True
         try:
-            life = await self._lives.begin(self._new_record(caller, spec), spec.env)
+            life = await self._lives.begin(self._new_record(caller, spec), spec.env, spec.spending)
         except NameTaken:
             # Another create with the same name was faster.
             if spec.get_or_create and (held := await self._take_holder(caller, spec, wait_s=wait_s)):
@@ -135,7 +139,8 @@ class Sandboxes:
             fields["name"] = None
         life = self._lives.get(record.id)
         if life is None:
-            if change.env or change.lease_s is not None or change.user is not None:
+            running = (change.lease_s, change.user, change.max_total_micros)
+            if change.env or any(value is not None for value in running):
                 raise _stopped(record)
             changed = replace(record, updated_at_s=self._clock.now_s(), **fields)  # type: ignore[arg-type]
             await self._store.save(changed, labels_too=change.labels is not None)
@@ -148,6 +153,8 @@ class Sandboxes:
             await self._node.guest(record.id).update(env=self._lives.env_of(life), user=life.record.user)
         if change.lease_s is not None:
             await self._lease(life, change.lease_s, change.lease_s)
+        if change.max_total_micros is not None or change.clear_max_total:
+            await self._till.lifetime_cap(life.record, change.max_total_micros, field="maxTotalCostMicros")
         return life.record
 
     async def set_network(self, caller: Caller, sandbox_id: str, rules: EgressRules) -> SandboxRecord:
@@ -256,6 +263,7 @@ class Sandboxes:
         return life
 
     async def _lease(self, life: Life, left_s: float, lease_s: int) -> None:
+        await self._till.lease_changed(life.record, left_s)
         life.ends_mono_s = self._clock.monotonic_s() + left_s
         await self._lives.change(life, ends_at_s=self._clock.now_s() + left_s, lease_s=lease_s)
 

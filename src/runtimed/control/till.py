@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from runtimed.core.ids import SandboxId
-from runtimed.core.money import Spending
+from runtimed.core.money import Micros, Spending
 from runtimed.core.sandbox import SandboxRecord
 
 
@@ -17,6 +17,8 @@ class Till(Protocol):
     def began(self, sandbox_id: SandboxId) -> None: ...
 
     async def lease_changed(self, record: SandboxRecord, left_s: float) -> None: ...
+
+    async def lifetime_cap(self, record: SandboxRecord, cap: Micros | None, *, field: str) -> None: ...
 
     def stopping(self, sandbox_id: SandboxId) -> None: ...
 
@@ -33,6 +35,9 @@ class FreeTill:
         return
 
     async def lease_changed(self, record: SandboxRecord, left_s: float) -> None:
+        return
+
+    async def lifetime_cap(self, record: SandboxRecord, cap: Micros | None, *, field: str) -> None:
         return
 
     def stopping(self, sandbox_id: SandboxId) -> None:

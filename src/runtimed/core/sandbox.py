@@ -9,6 +9,7 @@ from typing import Literal
 from runtimed.core.egress import NetworkPolicy
 from runtimed.core.ids import AccountId, KeyId, SandboxId
 from runtimed.core.lifecycle import State, StopReason
+from runtimed.core.money import Micros, Spending
 from runtimed.core.ports import Guest
 from runtimed.core.specs import Shape, Started, UserName
 
@@ -41,6 +42,7 @@ class SandboxSpec:
     auto_wake: bool = True
     user: UserName = "sandbox"
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    spending: Spending = field(default_factory=Spending)
     get_or_create: bool = False
     """With a name: answer the sandbox that holds it, if there is one."""
 
@@ -102,6 +104,8 @@ class SandboxChange:
     lease_s: int | None = None
     """A new lease from now."""
     on_lease_end: LeaseEnd | None = None
+    max_total_micros: Micros | None = None
+    clear_max_total: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

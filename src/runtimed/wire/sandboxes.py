@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from runtimed.core.accounting import SandboxMoney
 from runtimed.core.clock import iso
 from runtimed.core.egress import NetworkPolicy
 from runtimed.core.ids import is_id
@@ -33,6 +34,7 @@ from runtimed.core.limits import (
     VCPU_MAX,
     VCPU_MIN,
 )
+from runtimed.core.money import MICROS_MAX, Micros, Spending
 from runtimed.core.network import OPEN
 from runtimed.core.sandbox import SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec
 from runtimed.core.specs import Shape
@@ -76,6 +78,8 @@ Labels = Annotated[dict[Text, Text], AfterValidator(_labels)]
 Env = Annotated[dict[str, Text], AfterValidator(_env)]
 EnvChange = Annotated[dict[str, Text | None], AfterValidator(_env)]
 Lease = Annotated[int, Field(ge=LEASE_MIN_S, le=LEASE_MAX_S)]
+Money = Annotated[Micros, Field(ge=0, le=MICROS_MAX)]
+"""Whole microdollars."""
 
 
 class CreateSandbox(Strict):
@@ -97,8 +101,8 @@ class CreateSandbox(Strict):
     user: Literal["sandbox", "root"] = "sandbox"
     persistent: bool = False
     pausable: bool = True
-    max_total_cost_micros: int | None = Field(None, ge=0, alias="maxTotalCostMicros")
-    max_cost_micros: int | None = Field(None, ge=0, alias="maxCostMicros")
+    max_total_cost_micros: Money | None = Field(None, alias="maxTotalCostMicros")
+    max_cost_micros: Money | None = Field(None, alias="maxCostMicros")
     funding: Literal["trial", "paid"] | None = None
     get_or_create: bool = Field(False, alias="getOrCreate")
     network: NetworkRules | None = None
@@ -127,8 +131,6 @@ class CreateSandbox(Strict):
             "onLeaseEnd": self.on_lease_end == "pause",
             "idlePauseSeconds": self.idle_pause_s > 0,
             "persistent": self.persistent,
-            "maxTotalCostMicros": self.max_total_cost_micros is not None,
-            "maxCostMicros": self.max_cost_micros is not None,
             "snapshot": self.snapshot is not None,
             "spreadFrom": bool(self.spread_from),
             "volumes": bool(self.volumes),
@@ -152,6 +154,11 @@ class CreateSandbox(Strict):
                 rules=self.network.read(field_name="network") if self.network else OPEN,
                 secrets=None if self.secrets is None else tuple(self.secrets),
             ),
+            spending=Spending(
+                max_cost_micros=self.max_cost_micros,
+                max_total_micros=self.max_total_cost_micros,
+                funding=self.funding,
+            ),
             get_or_create=self.get_or_create,
         )
 
@@ -166,7 +173,7 @@ class UpdateSandbox(Strict):
     user: Literal["sandbox", "root"] | None = None
     idle_pause_s: int | None = Field(None, ge=0, le=IDLE_PAUSE_MAX_S, alias="idlePauseSeconds")
     persistent: bool | None = None
-    max_total_cost_micros: int | None = Field(None, ge=0, alias="maxTotalCostMicros")
+    max_total_cost_micros: Money | None = Field(None, alias="maxTotalCostMicros")
     timeout_s: Lease | None = Field(None, alias="timeoutSeconds")
     on_timeout: Literal["pause", "stop", "delete"] | None = Field(None, alias="onTimeout")
 
@@ -174,7 +181,6 @@ class UpdateSandbox(Strict):
         asked = {
             "idlePauseSeconds": bool(self.idle_pause_s),
             "persistent": bool(self.persistent),
-            "maxTotalCostMicros": self.max_total_cost_micros is not None,
             "onTimeout": self.on_timeout == "pause",
         }
         return [name for name, wanted in asked.items() if wanted]
@@ -189,6 +195,8 @@ class UpdateSandbox(Strict):
             auto_wake=self.auto_wake,
             lease_s=self.timeout_s,
             on_lease_end=self.on_timeout if self.on_timeout != "pause" else None,
+            max_total_micros=self.max_total_cost_micros,
+            clear_max_total="max_total_cost_micros" in self.model_fields_set and self.max_total_cost_micros is None,
         )
 
 
@@ -263,7 +271,7 @@ class Deleted(Shown):
 _STATUS = {"starting": "pending", "running": "active", "pausing": "active", "paused": "paused", "resuming": "active"}
 
 
-def sandbox_body(record: SandboxRecord, *, region: str) -> dict[str, object]:
+def sandbox_body(record: SandboxRecord, *, region: str, money: SandboxMoney | None = None) -> dict[str, object]:
     """The sandbox object of wire protocol section 2.4."""
     ended = not record.can_run
     started = record.started
@@ -309,8 +317,9 @@ def sandbox_body(record: SandboxRecord, *, region: str) -> dict[str, object]:
         "pausedExpiresAt": None,
         "retentionDays": record.retention_days,
         "diskKept": False,
-        "chargedMicros": 0,
-        "heldMicros": 0,
+        "chargedMicros": money.charged_micros if money else 0,
+        "heldMicros": money.held_micros if money else 0,
+        "trial": money.trial if money else False,
         "startup": None
         if started is None
         else {

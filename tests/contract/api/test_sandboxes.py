@@ -49,8 +49,6 @@ async def test_values_of_the_environment_are_in_no_answer(api: Api) -> None:
         ("volumes", [{"volumeId": "v", "path": "/x"}]),
         ("spreadFrom", ["x"]),
         ("tailscale", {"authKeySecret": "x"}),
-        ("maxCostMicros", 1),
-        ("maxTotalCostMicros", 1),
         ("persistent", True),
         ("onLeaseEnd", "pause"),
         ("idlePauseSeconds", 300),

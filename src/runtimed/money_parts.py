@@ -1,0 +1,55 @@
+"""Makes the parts that charge for sandboxes, from the settings' price book and the host's own accounting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimed.billing.pricebook import PriceBook, PriceBookError, default_book, read_book
+from runtimed.control.accounting import Accounting
+from runtimed.control.charging import Charging, ChargingParts
+from runtimed.core.clock import Clock
+from runtimed.core.ports import Meter, Node
+from runtimed.meter.counting import SampleCount
+from runtimed.node.metering import HostMeter
+from runtimed.settings import CommandError, Settings
+from runtimed.store.books import Books
+from runtimed.store.database import Database
+from runtimed.store.usage_reports import UsageReports
+
+USAGE_FOLDER = "usage"
+"""Samples that were not counted yet, in the state folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoneyParts:
+    books: Books
+    meter: Meter
+    charging: Charging
+    accounting: Accounting
+
+
+def make_money(settings: Settings, *, node: Node, database: Database, clock: Clock) -> MoneyParts:
+    """Raises CommandError for a price book that cannot be used."""
+    prices, books = price_book(settings), Books(database)
+    meter = HostMeter(settings.state_dir / USAGE_FOLDER, clock, node.vmm_pid)
+    parts = ChargingParts(books=books, meter=meter, counter=SampleCount(), prices=prices, clock=clock)
+    charging = Charging(parts)
+    return MoneyParts(
+        books=books,
+        meter=meter,
+        charging=charging,
+        accounting=Accounting(charging, books, UsageReports(database), prices=prices, clock=clock),
+    )
+
+
+def price_book(settings: Settings) -> PriceBook:
+    """The operator's book, else the one that comes with the package. Raises CommandError."""
+    if not settings.price_book:
+        return default_book()
+    try:
+        return read_book(Path(settings.price_book).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"the price book {settings.price_book} cannot be read: {error.strerror}") from error
+    except (PriceBookError, UnicodeDecodeError) as error:
+        raise CommandError(f"the price book {settings.price_book} cannot be used: {error}") from error
