@@ -198,4 +198,12 @@ def _read_info(folder: Path) -> ImageInfo | None:
         described = json.loads((folder / "image.json").read_text())
     except FileNotFoundError:
         return None
-    return ImageInfo(rootfs=folder / "rootfs.img", **described)
+    return ImageInfo(
+        image_id=described["image_id"],
+        build_id=described["build_id"],
+        name=described["name"],
+        distribution=described["distribution"],
+        release=described["release"],
+        rootfs=folder / "rootfs.img",
+        rootfs_bytes=described["rootfs_bytes"],
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimed.images import qemu
 from runtimed.images.apt_sources import choose_archive
 from runtimed.images.errors import CommandFailed, ImageBuildFailed
 from runtimed.images.private_apt import KeyUnknown, PrivateApt, open_apt
@@ -133,3 +134,44 @@ def test_the_hosts_qemu_is_taken_if_it_is_new_enough_and_has_microvm(
     if found is not None:
         assert found.root is None
         assert found.version >= OLDEST
+
+
+class Offering(FakeDistribution):
+    """An archive with one QEMU in the release and another in its backports."""
+
+    def __init__(self, release: str, backports: str) -> None:
+        super().__init__()
+        self._offers = {False: release, True: backports}
+
+    def _apt_get(self, words: list[str], state: Path) -> str:
+        if "--print-uris" not in words:
+            return super()._apt_get(words, state)
+        version = self._offers["bookworm-backports" in words]
+        return f"'http://mirror.example/q.deb' qemu-system-x86_1%3a{version}_amd64.deb 1 SHA256:0\n"
+
+
+def downloads(runner: FakeDistribution) -> list[list[str]]:
+    return [call for call in runner.calls if "--download-only" in call]
+
+
+@pytest.mark.parametrize(("release", "is_backported"), [("7.2+dfsg-7", True), ("9.2.0+ds-1", False)])
+def test_qemu_is_taken_from_the_backports_only_where_the_releases_own_is_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, is_backported: bool
+) -> None:
+    monkeypatch.setattr(qemu, "find_host_qemu", lambda runner: None)
+    runner = Offering(release, "10.0.2+ds-2~bpo12+1")
+
+    qemu.ensure_qemu(tmp_path, runner=runner, sources=lambda: ENTRIES)
+
+    assert ["bookworm-backports" in call for call in downloads(runner)] == [is_backported]
+
+
+def test_a_distribution_without_a_new_enough_qemu_says_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qemu, "find_host_qemu", lambda runner: None)
+    runner = Offering("7.2+dfsg-7", "8.1.2+ds-1")
+
+    with pytest.raises(ImageBuildFailed, match=r"is 8\.1\.2 and 8\.2\.0 is needed"):
+        qemu.ensure_qemu(tmp_path, runner=runner, sources=lambda: ENTRIES)
+    assert downloads(runner) == []
