@@ -18,10 +18,10 @@ from .conftest import Running, environment
 CLIENT = "withruntime==0.35.0"
 
 STORY = """
-import json
+import importlib.metadata, json
 from withruntime import Runtime, Sandbox, NotFoundError, InvalidRequestError
 
-told = {}
+told = {"version": importlib.metadata.version("withruntime")}
 with Sandbox.create(labels={"who": "oracle"}, env={"GREETING": "hello there"}) as sbx:
     told["state"] = sbx.state
     done = sbx.exec("echo $GREETING; echo oops >&2; exit 7")
@@ -84,10 +84,12 @@ def test_the_published_client_does_its_whole_day_here(start: Callable[..., Runni
     service = start()
     env = environment(RUNTIME_API_URL=service.url, RUNTIME_API_KEY=service.key)
 
-    ran = subprocess.run([str(client_python), "-c", STORY], capture_output=True, text=True, env=env, timeout=120)
+    # Isolated: with our own sources in PYTHONPATH, it would be our own client that is tried.
+    ran = subprocess.run([str(client_python), "-I", "-c", STORY], capture_output=True, text=True, env=env, timeout=120)
 
     assert ran.returncode == 0, f"{ran.stderr}\n{service.log.read_text()[-3000:]}"
     assert json.loads(ran.stdout) == {
+        "version": "0.35.0",
         "state": "running",
         "exec": [7, "hello there\n", "oops\n", False],
         "argv": "$GREETING",
