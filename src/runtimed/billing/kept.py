@@ -13,7 +13,7 @@ from runtimed.billing.tab import Tab
 from runtimed.core.ledger import KeptTab
 from runtimed.core.usage import Used
 
-_PLAIN = ("paid_ms", "paid_mb_ms", "last_seq", "step", "held", "charged", "closed")
+_PLAIN = ("paid_ms", "paid_mb_ms", "stored_mb", "last_seq", "step", "held", "charged", "closed")
 
 
 def keep(tab: Tab, *, running: bool) -> KeptTab:

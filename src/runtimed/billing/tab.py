@@ -37,6 +37,8 @@ class Tab:
     """Running time, in all its life, that leases have taken holds for."""
     paid_mb_ms: int = 0
     """The same for paused storage."""
+    stored_mb: int = 0
+    """Decimal megabytes that it keeps on the host's disk while it does not run."""
     last_seq: int = 0
     """Number of the newest record that was applied."""
     step: int = 0
@@ -49,6 +51,11 @@ class Tab:
     def left_ms(self) -> int:
         """Running time that is held for and not used."""
         return self.paid_ms - self.used.running_ms
+
+    @property
+    def storage_left_ms(self) -> int | None:
+        """How long what it stores is held for; None where it stores nothing."""
+        return (self.paid_mb_ms - self.used.paused_mb_ms) // self.stored_mb if self.stored_mb else None
 
     @property
     def price(self) -> int:
@@ -115,22 +122,23 @@ def lease_changed(tab: Tab, *, left_ms: int, at_s: float) -> Step:
     return _hold(replace(tab, paid_ms=tab.used.running_ms + max(0, left_ms)), at_s=at_s)
 
 
-def paused(tab: Tab, *, keep_mb_ms: int, at_s: float) -> Step:
-    """It runs no more: what was held for running comes back, and storage is held for, `keep_mb_ms` from now on.
+def paused(tab: Tab, *, stored_mb: int, keep_ms: int, at_s: float) -> Step:
+    """It runs no more: what was held for running comes back, and what it stores is held for, for so long.
 
     Called again while it is paused, this renews the hold for storage.
     """
     if tab.closed:
         return Step(tab, [])
-    stored = tab.used.paused_mb_ms + max(0, keep_mb_ms)
-    return _hold(replace(tab, paid_ms=tab.used.running_ms, paid_mb_ms=stored), at_s=at_s)
+    stored = tab.used.paused_mb_ms + max(0, stored_mb * keep_ms)
+    return _hold(replace(tab, paid_ms=tab.used.running_ms, paid_mb_ms=stored, stored_mb=stored_mb), at_s=at_s)
 
 
 def woken(tab: Tab, *, lease_ms: int, at_s: float) -> Step:
     """It runs again under a new lease."""
     if tab.closed:
         return Step(tab, [])
-    running = replace(tab, paid_ms=tab.used.running_ms + lease_ms, paid_mb_ms=tab.used.paused_mb_ms)
+    paid_ms = tab.used.running_ms + max(0, lease_ms)
+    running = replace(tab, paid_ms=paid_ms, paid_mb_ms=tab.used.paused_mb_ms, stored_mb=0)
     return _hold(running, at_s=at_s)
 
 

@@ -23,16 +23,19 @@ from runtimed.billing.rating import HOUR_MS, Terms, rate
 from runtimed.billing.tab import Step, Tab
 from runtimed.core import ledger
 from runtimed.core.clock import Clock
-from runtimed.core.errors import BudgetExceeded
+from runtimed.core.errors import BudgetExceeded, PaymentRequired
 from runtimed.core.ids import AccountId, KeyId, SandboxId
 from runtimed.core.ledger import Entry
 from runtimed.core.money import Micros, Spending
 from runtimed.core.ports import Meter, SampleCounter
 from runtimed.core.sandbox import SandboxRecord
-from runtimed.core.usage import Counted, Sample, UsageRecord, UsageRun, Used
+from runtimed.core.usage import MB, Counted, Sample, UsageRecord, UsageRun, Used
 from runtimed.store.books import Books, OpenBooks
 
 MS = 1000
+STORAGE_HOLD_MS = 24 * HOUR_MS
+"""What a sandbox stores is paid for a day at a time: enough to be cheap, little enough to hold."""
+STORAGE_RENEW_MS = HOUR_MS
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +132,62 @@ class Charging:
             step = tabs.lease_changed(changed, left_ms=tab.left_ms, at_s=self._clock.now_s())
             limits.check_hold(tab.terms.funding, await self._standing(books, tab.payer.key_id), step.newly_held)
             await _write(books, step, running=True)
+
+    def pausing(self, sandbox_id: SandboxId) -> None:
+        """Its vCPUs have stopped, or what ran of it is gone: its use ends here. Idempotent."""
+        self._meter.end(sandbox_id, "paused")
+
+    async def paused(self, record: SandboxRecord, owned_bytes: int) -> None:
+        """It keeps so much on the disk and runs no more: give back what is held for running, hold for storage.
+
+        What nobody can pay for is kept all the same and not charged: no limit is worth somebody's files.
+        """
+        await self.collect()
+        async with self._books.open(record.account_id) as books:
+            if (kept := await books.tab(record.id)) is None or kept.closed:
+                return
+            await self._store(books, tab_of(kept), owned_bytes // MB)
+        if owned_bytes:
+            self._meter.begin_paused(record.id, owned_bytes)
+
+    async def renew_storage(self) -> None:
+        """Hold for another day of storage where a day is nearly over. Idempotent."""
+        for kept in await self._books.open_tabs():
+            left_ms = tab_of(kept).storage_left_ms
+            if left_ms is None or left_ms > STORAGE_RENEW_MS:
+                continue
+            async with self._books.open(kept.account_id) as books:
+                if (now := await books.tab(kept.sandbox_id)) is not None and not now.running:
+                    await self._store(books, tab_of(now), tab_of(now).stored_mb)
+
+    async def woken(self, record: SandboxRecord, left_s: float) -> None:
+        """It is to run again, for so long at most: hold for that before its machine starts.
+
+        Raises:
+            BudgetExceeded, SpendingLimitReached, InsufficientFunds, TrialExhausted, QuotaExceeded: nothing is held.
+        """
+        await self.collect()
+        async with self._books.open(record.account_id) as books:
+            if (kept := await books.tab(record.id)) is None or kept.closed:
+                _log.warning("sandbox %s wakes without a tab", record.id)
+                return
+            tab, standing = tab_of(kept), await self._standing(books, record.key_id)
+            limits.check_places(standing)
+            _check_lifetime(tab.may_still_cost)
+            step = tabs.woken(tab, lease_ms=int(left_s * MS), at_s=self._clock.now_s())
+            limits.check_hold(tab.terms.funding, standing, step.newly_held)
+            await _write(books, step, running=True)
+
+    async def _store(self, books: OpenBooks, tab: Tab, stored_mb: int) -> None:
+        now_s = self._clock.now_s()
+        step = tabs.paused(tab, stored_mb=stored_mb, keep_ms=STORAGE_HOLD_MS, at_s=now_s)
+        try:
+            standing = await self._standing(books, tab.payer.key_id)
+            limits.check_hold(tab.terms.funding, standing, step.newly_held)
+        except PaymentRequired as refused:
+            _log.info("what sandbox %s stores is not charged: %s", tab.payer.sandbox_id, refused.message)
+            step = tabs.paused(tab, stored_mb=stored_mb, keep_ms=0, at_s=now_s)
+        await _write(books, step, running=False)
 
     def stopping(self, sandbox_id: SandboxId) -> None:
         """Its machine is about to be ended: nothing counts after this. Idempotent."""

@@ -45,6 +45,7 @@ class Metering:
             if life := self.lives.get(sandbox_id):
                 _log.info("sandbox %s has spent all that it may cost", sandbox_id)
                 self.lives.end(life, StopReason.LIFETIME_CAP)
+        await self.charging.renew_storage()
         await self.settle_ended()
 
     async def settle_ended(self) -> None:

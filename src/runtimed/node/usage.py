@@ -85,6 +85,9 @@ class UsageSampler:
         `machine` is its `incarnation`.
         """
         known = self._counting.get(sandbox_id, Counting(seq=0))
+        if known.owned_mb is not None:
+            self._take(sandbox_id, "tick")  # what it stored until this moment
+            known = self._counting[sandbox_id]
         if known.incarnation == machine:
             self._counting[sandbox_id] = replace(known, pid=pid, gone=False)
             return self._take(sandbox_id, "tick")

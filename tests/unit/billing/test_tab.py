@@ -129,7 +129,7 @@ def happen(world: World, fact: Fact, terms: Terms) -> None:
         step = apply(tab, mine, at_s=world.now_s)
         assert step == Step(tab, [])
     elif fact.what == "pause":
-        world.take(fact.sandbox, paused(tab, keep_mb_ms=fact.ms * 40, at_s=world.now_s))
+        world.take(fact.sandbox, paused(tab, stored_mb=40, keep_ms=fact.ms, at_s=world.now_s))
     elif fact.what == "wake":
         world.take(fact.sandbox, woken(tab, lease_ms=LEASE_MS, at_s=world.now_s))
     elif fact.what == "extend":
@@ -223,9 +223,10 @@ def test_what_comes_after_the_end_is_not_charged() -> None:
 def test_a_pause_frees_what_was_held_for_running_and_holds_for_storage() -> None:
     opened = open_tab(payer(), terms(), lease_ms=LEASE_MS, at_s=0).tab
     day_of_40_gb = 40_000 * 24 * HOUR_MS
-    asleep = paused(opened, keep_mb_ms=day_of_40_gb, at_s=1)
+    day = {"stored_mb": 40_000, "keep_ms": 24 * HOUR_MS}
+    asleep = paused(opened, **day, at_s=1)
     kept = apply(asleep.tab, [record(1, Used(paused_mb_ms=day_of_40_gb))], at_s=2)
-    again = paused(kept.tab, keep_mb_ms=day_of_40_gb, at_s=3)
+    again = paused(kept.tab, **day, at_s=3)
     awake = woken(again.tab, lease_ms=LEASE_MS, at_s=4)
 
     assert asleep.tab.held == 40 * 100_000 // 30

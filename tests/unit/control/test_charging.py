@@ -342,3 +342,82 @@ async def test_a_wall_clock_that_jumps_an_hour_changes_no_charge(till: Till) -> 
     await till.stop(record)
 
     assert (await till.tab(record))[0] == 31_250 // 2
+
+
+GB = 10**9
+DAY_S = 24 * HOUR_S
+
+
+async def asleep(till: Till, record: SandboxRecord, stored_bytes: int = 0) -> None:
+    till.charging.pausing(record.id)
+    await till.charging.paused(record, 0)  # its vCPUs have stopped
+    if stored_bytes:
+        await till.charging.paused(record, stored_bytes)  # its memory is written
+
+
+async def test_a_pause_gives_back_the_lease_and_a_wake_holds_a_new_one(till: Till) -> None:
+    record = await till.run()
+    await till.clock.advance(600)
+    await asleep(till, record)
+    slept = await till.tab(record)
+    await till.clock.advance(DAY_S)
+    await till.charging.woken(record, LEASE_S)
+    till.charging.began(record.id)
+    woken = await till.tab(record)
+    await till.clock.advance(600)
+    await till.stop(record)
+
+    assert slept == (31_250 // 6, 0)
+    assert woken[0] == 31_250 // 6
+    assert 0 <= woken[1] - WORST <= 1
+    assert await till.tab(record) == (31_250 // 3, 0)  # nothing for the day in between, which stored nothing
+
+
+async def test_what_a_paused_sandbox_stores_costs_the_operators_rate(till: Till) -> None:
+    record = await till.run()
+    await asleep(till, record, 30 * GB)
+    for _ in range(48):
+        await till.clock.advance(HOUR_S)
+        await till.meter.tick()
+        await till.charging.collect()
+        await till.charging.renew_storage()
+    charged, held = await till.tab(record)
+    await till.charging.settle(record.id)
+
+    assert charged == 2 * 100_000  # 30 GB for two days are 2 GB for 30 days
+    assert 0 < held <= 100_000 + 1
+    assert (await till.tab(record))[1] == 0
+
+
+async def test_storage_that_nobody_can_pay_for_is_kept_and_not_charged(till: Till) -> None:
+    await till.terms(prepaid=True, credit=WORST)
+    record = await till.run()
+    await till.clock.advance(LEASE_S)
+    till.meter.burn(record.id, 2 * LEASE_S * 1_000_000)
+    await asleep(till, record, 100 * GB)
+    await till.clock.advance(DAY_S)
+    await till.meter.tick()
+    await till.charging.collect()
+
+    assert await till.tab(record) == (WORST, 0)
+
+
+async def test_a_wake_that_nobody_can_pay_for_is_refused_and_holds_nothing(till: Till) -> None:
+    await till.terms(prepaid=True, credit=WORST)
+    record = await till.run()
+    await till.clock.advance(600)
+    await asleep(till, record)
+    with pytest.raises(InsufficientFunds):
+        await till.charging.woken(record, LEASE_S)
+
+    assert await till.tab(record) == (31_250 // 6, 0)
+
+
+async def test_a_paused_sandbox_takes_no_place(till: Till) -> None:
+    await till.terms(sandboxes_max=1)
+    first = await till.run()
+    await asleep(till, first)
+    await till.run()
+
+    with pytest.raises(QuotaExceeded):
+        await till.charging.woken(first, LEASE_S)
