@@ -15,6 +15,7 @@ from runtimed.core.errors import HostUnavailable
 from runtimed.core.specs import Shape
 from runtimed.core.wait import wait_for
 from runtimed.node.channel import Channel
+from runtimed.node.coldboot import boot_watched
 from runtimed.node.vmm.base import MachinePlan, Template, VmmDriver
 from runtimed.node.vmm.processes import mark
 
@@ -42,8 +43,8 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     try:
         yield made
     finally:
-        for machine_id in await made.driver.list():
-            await made.driver.kill(machine_id)
+        for directory in root.iterdir():
+            await made.driver.kill(directory.name)
     assert list(root.iterdir()) == []
 
 
@@ -108,10 +109,11 @@ async def test_killing_ends_the_process_and_removes_the_folder_and_may_be_asked_
     assert await bench.driver.list() == frozenset()
 
 
-async def test_clones_of_one_template_answer_each_for_itself_while_the_template_stays_as_it_was(
+async def test_a_saved_machine_is_gone_and_its_clones_answer_while_the_template_stays_as_it_was(
     bench: Bench, tmp_path: Path
 ) -> None:
     template = await saved(bench, tmp_path / "template")
+    assert list(bench.root.iterdir()) == []
     before = {f.name: (f.stat().st_size, f.stat().st_mtime_ns) for f in template.directory.rglob("*") if f.is_file()}
 
     plans = [bench.plan(), bench.plan()]
@@ -124,13 +126,6 @@ async def test_clones_of_one_template_answer_each_for_itself_while_the_template_
     assert after == before
     for channel in channels:
         await channel.close()
-
-
-async def test_a_saved_machine_is_gone(bench: Bench, tmp_path: Path) -> None:
-    await saved(bench, tmp_path / "template")
-
-    assert await bench.driver.list() == frozenset()
-    assert list(bench.root.iterdir()) == []
 
 
 async def test_the_end_of_a_machine_is_noticed_with_a_sentence(bench: Bench) -> None:
@@ -182,8 +177,7 @@ async def there(path: Path) -> bool | None:
 
 async def saved(bench: Bench, into: Path) -> Template:
     plan = bench.plan()
-    await bench.driver.boot(plan)
-    channel = await answering(bench, plan)
+    channel = await boot_watched(bench.driver, plan)
     await channel.close()
     await bench.driver.save(plan, into)
     return Template(key="t", directory=into)

@@ -125,11 +125,11 @@ class Starter:
         plan = self.plan(image, shape)
         try:
             await self._parts.driver.restore(plan, template)
+            self._parts.templates.hold(template, plan.directory)
             channel = await Channel.open(plan.socket, within_s=ANSWER_S)
         except BaseException:
             await asyncio.shield(self._parts.driver.kill(plan.machine_id))
             raise
-        self._parts.templates.hold(template, plan.directory)
         return Ready(plan=plan, template=template, channel=channel)
 
     async def _make_spare(self) -> Ready:
