@@ -148,10 +148,19 @@ class Cache:
                 _remove_tree(path)
 
     def _publish(self, result: Path, final: Path) -> Path:
+        _open_to_readers(result)
         os.sync()  # else a power cut could leave the name without the data
         final.parent.mkdir(exist_ok=True)
         result.rename(final)
         return final
+
+
+def _open_to_readers(result: Path) -> None:
+    """Machines run as users of their own and must read this, whatever the umask of who made it."""
+    result.chmod(0o755)
+    for path in result.iterdir():
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444))
 
 
 @contextlib.contextmanager
