@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from runtimed.node.leases import Leases
+from runtimed.node.lease_files import LeaseFiles
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.processes import end
 
@@ -31,7 +31,7 @@ def main() -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return 0  # there is one
-    leases = Leases(state / "leases")
+    leases = LeaseFiles(state / "leases")
     while True:
         for machine_id, directory in leases.past(GRACE_S):
             end_machine(directory)

@@ -23,7 +23,7 @@ from runtimed.node.adopting import adopt
 from runtimed.node.channel import Channel
 from runtimed.node.guest import GuestClient
 from runtimed.node.keeping import Keeper, sandbox_of
-from runtimed.node.leases import Leases
+from runtimed.node.lease_files import LeaseFiles
 from runtimed.node.parts import Held, ImageSource, NodeLimits, NodeParts, Ready, WayOut
 from runtimed.node.starting import Starter
 from runtimed.node.vmm import journal
@@ -48,7 +48,7 @@ class LocalNode:
         self._paused: PauseSettled | None = None
         self._starter = Starter(parts, is_idle=self._is_idle)
         self._keeper = Keeper(parts, self._starter)
-        self._leases = Leases(parts.machines.parent / "leases")
+        self._leases = LeaseFiles(parts.machines.parent / "leases")
 
     async def prepare(self) -> None:
         """Make what the default create needs: the image's template, then spares in the background."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-class Leases:
+class LeaseFiles:
     """One small file a machine: its folder, and its end on the clock that counts since the host's start."""
 
     def __init__(self, root: Path) -> None:
