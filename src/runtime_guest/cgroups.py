@@ -43,16 +43,21 @@ class Group(Protocol):
 
 def _write(path: str, text: str) -> bool:
     try:
-        with open(path, "w", encoding="ascii") as file:
-            file.write(text)
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return False
+    try:
+        os.write(fd, text.encode())
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
     return True
 
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="ascii", errors="replace") as file:
             return file.read()
     except OSError:
         return ""

@@ -6,7 +6,6 @@ line on its stderr. What the caller must learn as an error (no such folder) is r
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -16,17 +15,17 @@ import termios
 from typing import NamedTuple
 
 from runtime_guest.errors import GuestError
-from runtime_guest.newborn import Calls, Failed, Midwife
+from runtime_guest.newborn import AT_FDCWD, Calls, Failed, Midwife
 from runtime_guest.users import User
 
-_AT_FDCWD = -100
 _SIG_SETMASK = 2
 _SIGNAL_SET_BYTES = 8
-_IGNORED = tuple(
-    getattr(signal, name)
-    for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-)
-"""Signals that Python or the agent ignores; the ignoring would be inherited."""
+_IGNORED = (signal.SIGPIPE.value, signal.SIGXFSZ.value)
+"""Signals that Python ignores; the ignoring would be inherited. Those that the agent handles become default anyway."""
+_CONSTANTS = Calls()
+_OOM_SCORE, _ZERO = _CONSTANTS.text(b"/proc/self/oom_score_adj"), _CONSTANTS.text(b"0")
+_NOTHING = _CONSTANTS.text(bytes(32))
+"""A signal action of nothing but the default, and a signal set without a signal."""
 _TAKEN_AS_SEARCHED = (errno.ENOENT, errno.ENOTDIR)
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
@@ -53,10 +52,15 @@ class Launched(NamedTuple):
 
 
 class Launcher:
-    """Starts programs. `launch` blocks, so it belongs into a thread; several may run at the same time."""
+    """Starts programs. `launch` blocks, so it belongs into a thread, one that has called `prepare_thread`."""
 
     def __init__(self) -> None:
         self._midwife = Midwife()
+
+    @staticmethod
+    def prepare_thread() -> None:
+        """No signal may be handled in the moment when a child is in our memory."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
     def launch(self, program: Program, cgroup_fd: int) -> Launched:
         """Start it. The caller owns the descriptors and the child.
@@ -82,17 +86,13 @@ class Launcher:
     def _launch(
         self, program: Program, cgroup_fd: int, mine: tuple[int, int, int], theirs: tuple[int, int, int]
     ) -> Launched:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            paths = _paths(program)
-            pid, failures = self._midwife.start(_calls(program, theirs, paths, program.argv), cgroup_fd)
-            refused, path = _refused(failures, paths)
-            if refused == errno.ENOEXEC:  # A script without a first line that says what runs it: the shell does.
-                paths, again = [b"/bin/sh"], [b"sh", path, *program.argv[1:]]
-                pid, failures = self._midwife.start(_calls(program, theirs, paths, again), cgroup_fd)
-                refused, _ = _refused(failures, paths)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        paths = _paths(program)
+        pid, failures = self._midwife.start(_calls(program, theirs, paths, program.argv), cgroup_fd)
+        refused, path = _refused(failures, paths)
+        if refused == errno.ENOEXEC:  # A script without a first line that says what runs it: the shell does.
+            paths, again = [b"/bin/sh"], [b"sh", path, *program.argv[1:]]
+            pid, failures = self._midwife.start(_calls(program, theirs, paths, again), cgroup_fd)
+            refused, _ = _refused(failures, paths)
         for failed in failures:
             if failed.name in _REASONS:
                 raise _refusal(failed, program)
@@ -135,26 +135,26 @@ def _calls(program: Program, ends: tuple[int, int, int], paths: list[bytes], arg
     calls.add("setsid")
     # The agent is the last to be killed for memory; what it starts is not. The file opens as the lowest descriptor, 0.
     calls.add("close", 0, must=False)
-    calls.add("openat", _AT_FDCWD, b"/proc/self/oom_score_adj", os.O_WRONLY, must=False)
-    calls.add("write", 0, b"0", 1, must=False)
+    calls.add("openat", AT_FDCWD, _OOM_SCORE, os.O_WRONLY, must=False)
+    calls.add("write", 0, _ZERO, 1, must=False)
     for number, end in enumerate(ends):
         calls.add("dup3", end, number, 0)
     if program.pty is not None:
         calls.add("ioctl", 0, termios.TIOCSCTTY, 0)
     user = program.user
     if os.getuid() == 0:
-        calls.add("setgroups", len(user.groups), (ctypes.c_uint32 * len(user.groups))(*user.groups))
+        calls.add("setgroups", len(user.groups), calls.numbers(user.groups))
         calls.add("setresgid", user.gid, user.gid, user.gid)
         calls.add("setresuid", user.uid, user.uid, user.uid)
     for signum in _IGNORED:
-        calls.add("rt_sigaction", signum, bytes(32), 0, _SIGNAL_SET_BYTES)
-    calls.add("rt_sigprocmask", _SIG_SETMASK, bytes(_SIGNAL_SET_BYTES), 0, _SIGNAL_SET_BYTES)
+        calls.add("rt_sigaction", signum, _NOTHING, 0, _SIGNAL_SET_BYTES)
+    calls.add("rt_sigprocmask", _SIG_SETMASK, _NOTHING, 0, _SIGNAL_SET_BYTES)
     calls.add("umask", 0o022)
-    calls.add("chdir", program.cwd)
+    calls.add("chdir", calls.text(program.cwd))
     words = calls.strings(argv)
     env = calls.strings([name + b"=" + value for name, value in program.env.items()])
     for path in paths:
-        calls.add("execve", path, words, env, must=False)
+        calls.add("execve", calls.text(path), words, env, must=False)
     calls.add("exit_group", NOT_FOUND)
     return calls
 

@@ -9,6 +9,7 @@ calls. Where they are not known (another processor, a kernel that refuses clone3
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import platform
@@ -32,6 +33,9 @@ _NUMBERS = {"x86_64": _X86_64, "aarch64": _AARCH64}.get(platform.machine(), {})
 _CLONE3 = 435
 _CLONE_VM, _CLONE_VFORK, _CLONE_CLEAR_SIGHAND, _CLONE_INTO_CGROUP = 0x100, 0x4000, 0x1_0000_0000, 0x2_0000_0000
 _MASK = (1 << 64) - 1
+AT_FDCWD = -100 & _MASK
+_TO_THE_END = 1
+"""Stands for the distance to the last entry until the list is complete."""
 _NOT_MADE = 1 << 62
 """In the place of a result: the call was not made, or it was the exec that worked."""
 _ENTRY = struct.Struct("<8Q")
@@ -74,43 +78,50 @@ class Calls:
     """The list that a child will work through. Whatever the arguments point at stays alive with it."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[str, tuple[int, ...], bool]] = []
+        self._names: list[str] = []
+        self._words: list[int] = []
         self._kept: list[object] = []
 
-    def add(self, name: str, *arguments: int | bytes | ctypes.Array, must: bool = True) -> None:  # type: ignore[type-arg]
+    def add(self, name: str, *arguments: int, must: bool = True) -> None:
         """Append a call. Where a call that `must` work fails, the child makes the last call of the list: it ends."""
-        values = []
-        for argument in arguments:
-            if isinstance(argument, int):
-                values.append(argument & _MASK)
-                continue
-            kept = ctypes.c_char_p(argument) if isinstance(argument, bytes) else argument
-            self._kept.append(kept)
-            pointer = ctypes.cast(kept, ctypes.c_void_p).value
-            values.append(pointer or 0)
-        self._rows.append((name, tuple(values), must))
+        self._names.append(name)
+        self._words += (_NUMBERS[name], *arguments, 0, 0, 0, 0, 0)[:6]
+        self._words += (_TO_THE_END if must else _ENTRY.size, _NOT_MADE)
 
-    def strings(self, items: list[bytes]) -> ctypes.Array[ctypes.c_char_p]:
-        """A null-terminated array for exec."""
-        return (ctypes.c_char_p * (len(items) + 1))(*items, None)
+    def text(self, data: bytes) -> int:
+        """Where the child finds these bytes, with a zero behind them."""
+        return self._pointer(ctypes.c_char_p(data))
+
+    def numbers(self, values: tuple[int, ...]) -> int:
+        """Where the child finds these as 32-bit numbers."""
+        array = (ctypes.c_uint32 * len(values))(*values)
+        self._kept.append(array)
+        return ctypes.addressof(array)
+
+    def strings(self, items: list[bytes]) -> int:
+        """Where the child finds a null-terminated array of these, for exec."""
+        array = (ctypes.c_char_p * (len(items) + 1))(*items, None)
+        self._kept.append(array)
+        return ctypes.addressof(array)
+
+    def _pointer(self, text: ctypes.c_char_p) -> int:
+        self._kept.append(text)
+        return ctypes.cast(text, ctypes.c_void_p).value or 0
 
     def table(self) -> mmap.mmap:
         """The list as the child reads it, in memory that both see also after a fork."""
-        table = mmap.mmap(-1, (len(self._rows) * _ENTRY.size // mmap.PAGESIZE + 1) * mmap.PAGESIZE)
-        for index, (name, values, must) in enumerate(self._rows):
-            further = (len(self._rows) - 1 - index if must else 1) * _ENTRY.size
-            padded = (*values, 0, 0, 0, 0, 0)[:5]
-            _ENTRY.pack_into(table, index * _ENTRY.size, _NUMBERS[name], *padded, further, _NOT_MADE)
+        words, last = self._words, len(self._names) - 1
+        for index in range(last + 1):
+            if words[index * 8 + 6] == _TO_THE_END:
+                words[index * 8 + 6] = (last - index) * _ENTRY.size
+        table = mmap.mmap(-1, (len(words) * 8 // mmap.PAGESIZE + 1) * mmap.PAGESIZE)
+        struct.pack_into(f"<{len(words)}Q", table, 0, *words)
         return table
 
     def failures(self, table: mmap.mmap) -> list[Failed]:
         """What did not work, in the order of the list."""
-        found = []
-        for index, (name, _, _) in enumerate(self._rows):
-            result = _ENTRY.unpack_from(table, index * _ENTRY.size)[7]
-            if result > _MASK - 4095:
-                found.append(Failed(name, _MASK + 1 - result))
-        return found
+        results = struct.unpack_from(f"<{len(self._words)}Q", table)[7::8]
+        return [Failed(self._names[at], _MASK + 1 - value) for at, value in enumerate(results) if value > _MASK - 4095]
 
 
 class Newborn(NamedTuple):
@@ -146,8 +157,8 @@ class Midwife:
     def start(self, calls: Calls, cgroup_fd: int) -> Newborn:
         """Blocks until the child's exec worked or it has ended. Raises OSError when there is no child.
 
-        `cgroup_fd` is the folder of the child's cgroup, or -1. Call it with every signal blocked: none may be handled
-        while the child is in our memory.
+        `cgroup_fd` is the folder of the child's cgroup, or -1. Call it from a thread with every signal blocked: none
+        may be handled while the child is in our memory.
         """
         table = calls.table()
         pid = self._borrowed(table, cgroup_fd) if self._page is not None else None
@@ -163,8 +174,10 @@ class Midwife:
         first = ctypes.c_char.from_buffer(table)
         pid: int = self._code(ctypes.addressof(block), len(arguments), ctypes.addressof(first))
         del first
-        if pid in (-38, -1):  # ENOSYS, EPERM: a kernel or a filter that knows no clone3. It will not learn it.
+        if pid in (-errno.ENOSYS, -errno.EPERM):  # A kernel or a filter that knows no clone3, and will not learn it.
             self._page = None
+            return None
+        if pid == -errno.EAGAIN:  # No process more may be born in the cgroup, but one may still join it.
             return None
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))

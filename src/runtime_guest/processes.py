@@ -387,7 +387,7 @@ class Processes:
         self._children: dict[int, Callable[[int], None]] = {}
         self._starting: dict[str, asyncio.Future[None]] = {}
         self._launcher = launching.Launcher()
-        self._threads = ThreadPoolExecutor(LAUNCHING_MAX)
+        self._threads = ThreadPoolExecutor(LAUNCHING_MAX, initializer=launching.Launcher.prepare_thread)
         self._launching = 0
         self._unclaimed: dict[int, int] = {}
         """Ends of children that were born and died while their launch was under way."""

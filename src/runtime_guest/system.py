@@ -108,9 +108,9 @@ def _make_user() -> None:
 
 
 def _ignore_signals() -> None:
-    """PID 1 ends only by its own will."""
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGPIPE"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    """PID 1 ends only by its own will. Handled and not ignored: what is ignored would be inherited by every command."""
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), lambda *_: None)
 
 
 def power_off() -> None:
