@@ -25,9 +25,11 @@ HEADER = """\
 """
 
 RENAMES = {
+    "AsyncAudit": "Audit",
     "AsyncExitStack": "ExitStack",
     "AsyncFiles": "Files",
     "AsyncIterator": "Iterator",
+    "AsyncLimits": "Limits",
     "AsyncNetwork": "Network",
     "AsyncPage": "Page",
     "AsyncProcess": "Process",

@@ -102,6 +102,23 @@ def read_work(values: Mapping[str, object]) -> Work:
     return Work(calls=calls, seconds=seconds, cpu_seconds=cpu_seconds, vcpu=vcpu, memory_mib=memory)
 
 
+def work_of(usage: Mapping[str, Any]) -> Work | None:
+    """What an account used, as its usage report says, as one piece of work; None where it used nothing.
+
+    Sizes are those that it had on average over its running time.
+    """
+    used = {kind["kind"]: Fraction(str(kind["quantity"])) for kind in usage["kinds"]}
+    if not used["running"]:
+        return None
+    memory_gib = used["memory"] * 3600 / used["running"]
+    return Work(
+        calls=1,
+        seconds=used["running"],
+        cpu_seconds=used["cpu"],
+        memory_mib=max(MEMORY_MIN_MIB, round(memory_gib * 1024)),
+    )
+
+
 def compare(work: Work) -> list[Comparison]:
     """The work at every provider of the table, in its order."""
     return [_priced(provider, work) for provider in providers()]

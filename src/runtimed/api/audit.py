@@ -30,3 +30,11 @@ async def audit(request: Request, query: Annotated[wire.AuditPageQuery, Query()]
         )
     )
     return json_response(200, wire.audit_body(lines, limit=query.limit))
+
+
+@router.get("/audit/verify", response_model=wire.AuditChecked)
+async def verify(request: Request) -> Response:
+    """Whether every line of the service's chain is as it was written. Says where it is not, never what a line says."""
+    auditor = services_of(request).auditor
+    problems = await auditor.problems()
+    return json_response(200, wire.checked_body(problems, lines=await auditor.length()))

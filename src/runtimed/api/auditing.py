@@ -128,6 +128,10 @@ class Auditor:
         await self.flush()
         return await self._audit.verify()
 
+    async def length(self) -> int:
+        """Lines of the chain."""
+        return await self._audit.length()
+
     async def operations(self, account_id: AccountId, *, since_s: float) -> list[OperationCount]:
         await self._write_counts()
         return await self._counts.shown(account_id, since_s=since_s)

@@ -44,7 +44,7 @@ async def export(request: Request, query: Annotated[wire.ExportQuery, Query()]) 
     page = await services.accounting.export(
         caller, since_s=since_s, until_s=until_s, limit=query.limit, cursor=query.cursor
     )
-    return json_response(200, wire.export_body(page, since_s=since_s, until_s=until_s))
+    return json_response(200, wire.export_body(page, since_s=since_s, until_s=until_s, first=query.cursor is None))
 
 
 @router.get("/usage/requests", response_model=wire.RequestsAnswer)

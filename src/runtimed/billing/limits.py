@@ -141,7 +141,7 @@ def check_places(standing: Standing) -> None:
         raise QuotaExceeded(
             f"the account may have {standing.sandboxes_max} sandboxes at once and has {standing.sandboxes}",
             hint="end or pause one, or have the operator raise the limit",
-            details={"limit": "sandboxes", "max": standing.sandboxes_max, "used": standing.sandboxes},
+            details={"limit": "sandbox.count", "max": standing.sandboxes_max, "used": standing.sandboxes},
         )
 
 

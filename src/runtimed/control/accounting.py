@@ -55,6 +55,7 @@ class Accounting:
             prepaid=standing.prepaid,
             available=standing.available if standing.prepaid else owed,
             held=await self._reports.held(account_id),
+            spent=await self._reports.spent(account_id, since_s=0.0),
             week_spent=await self._reports.spent(account_id, since_s=now_s - WEEK_S),
             sandboxes=running,
             sandboxes_max=standing.sandboxes_max,

@@ -59,6 +59,8 @@ class LimitsShown:
     """Credit that is not held; for an account that pays afterwards what it owes, as a negative amount."""
     held: int
     """Of the whole account."""
+    spent: int
+    """Charged to the account in all its life."""
     week_spent: int
     """Charged in the last seven days: what the pace of spending is taken from."""
     sandboxes: int

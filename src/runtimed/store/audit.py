@@ -66,7 +66,9 @@ class AuditStore:
         if wanted.actor is not None:
             query = query.where(audit_lines.c.actor == wanted.actor)
         if wanted.action is not None:
-            query = query.where(audit_lines.c.action == wanted.action)
+            one = audit_lines.c.action == wanted.action
+            group = audit_lines.c.action.startswith(wanted.action, autoescape=True)
+            query = query.where(group if wanted.action.endswith(".") else one)
         if wanted.before is not None:
             query = query.where(audit_lines.c.number < wanted.before)
         async with self._database.reading() as db:

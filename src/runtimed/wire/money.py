@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from runtimed.core.accounting import LimitsShown, Receipt, UsagePage, UsageShown
-from runtimed.core.audit import AuditLine
+from runtimed.core.audit import AuditLine, Problem
 from runtimed.core.clock import iso
 from runtimed.core.sandbox import Caller
 from runtimed.core.usage import UsageRun, Used
@@ -77,6 +77,7 @@ class AuditPageQuery(BaseModel):
     action: str | None = Field(None, max_length=64)
     limit: int = Field(100, ge=1, le=1000)
     before: int | None = Field(None, ge=1)
+    """`next` of the page before."""
 
 
 class LimitsAnswer(Shown):
@@ -105,7 +106,12 @@ class RequestsAnswer(Shown):
 
 
 class AuditAnswer(Shown):
-    next: int | None
+    next: str | None
+
+
+class AuditChecked(Shown):
+    clean: bool
+    lines: int
 
 
 def limits_body(caller: Caller, limits: LimitsShown) -> dict[str, object]:
@@ -121,21 +127,28 @@ def limits_body(caller: Caller, limits: LimitsShown) -> dict[str, object]:
             "remainingMicros": _text(left),
             "window": "24h",
         },
-        "trial": {
-            "totalSeconds": limits.trial_ms // 1000,
-            "usedSeconds": max(0, limits.trial_ms - limits.trial_left_ms) // 1000,
-            "remainingSeconds": limits.trial_left_ms // 1000,
-        },
+        "trial": trial_body(limits),
         "account": [
             {
-                "limit": "sandboxes",
+                "limit": "sandbox.count",
                 "label": "sandboxes at once",
-                "unit": "sandboxes",
+                "unit": "count",
                 "max": limits.sandboxes_max,
                 "used": limits.sandboxes,
             }
         ],
         "credit": _credit(limits),
+    }
+
+
+def trial_body(limits: LimitsShown) -> dict[str, object]:
+    """Hours of sandboxes at no charge; what is held by running ones counts as used until it comes back."""
+    return {
+        "availableMs": limits.trial_left_ms,
+        "usedMs": max(0, limits.trial_ms - limits.trial_left_ms),
+        "totalMs": limits.trial_ms,
+        "offer": None,
+        "renewsAt": None,
     }
 
 
@@ -163,23 +176,22 @@ def _credit(limits: LimitsShown) -> dict[str, object]:
 def usage_body(shown: UsageShown, limits: LimitsShown) -> dict[str, object]:
     """The object of `GET /v1/usage`."""
     return {
+        # Of the account in all its life, under the names that the public client documents.
+        "credited": str(limits.available + limits.held + limits.spent) if limits.prepaid else "0",
+        "spent": str(limits.spent),
+        "held": str(limits.held),
+        "expired": "0",
+        "takenBack": "0",
+        "available": str(limits.available),
+        "trial": trial_body(limits),
+        # Of the time that was asked for.
         "since": iso(shown.since_s),
         "until": iso(shown.until_s),
         "spentMicros": str(shown.micros),
-        "heldMicros": str(limits.held),
-        "availableMicros": str(limits.available) if limits.prepaid else None,
         "sandboxes": shown.sandboxes,
         "kinds": _kinds(shown.used, shown.mib_ms),
-        "outbound": {"bytes": shown.used.outbound_bytes},
+        "outbound": {"bytes": shown.used.outbound_bytes, "chargedMicros": "0", "allowanceBytes": None},
         "waitedShare": waited_share(shown.used),
-        "allowances": [
-            {
-                "kind": "trial",
-                "unit": "seconds",
-                "max": limits.trial_ms // 1000,
-                "used": max(0, limits.trial_ms - limits.trial_left_ms) // 1000,
-            }
-        ],
         "resources": [
             {
                 "id": use.sandbox_id,
@@ -211,22 +223,23 @@ def waited_share(used: Used) -> float | None:
     return round((running_us - min(used.cpu_us, running_us)) / running_us, 4) if running_us else None
 
 
-def export_body(page: UsagePage, *, since_s: float, until_s: float) -> dict[str, object]:
-    """The object of `GET /v1/usage/export`: the same rows as data and as CSV."""
+def export_body(page: UsagePage, *, since_s: float, until_s: float, first: bool) -> dict[str, object]:
+    """The object of `GET /v1/usage/export`: the same rows as data and as CSV, with a heading on the first page."""
     return {
         "since": iso(since_s),
         "until": iso(until_s),
         "data": [_export_row(run) for run in page.runs],
-        "csv": export_csv(page.runs),
+        "csv": export_csv(page.runs, heading=first),
         "nextCursor": page.next_cursor,
         "finalThrough": iso(page.final_through_s),
     }
 
 
-def export_csv(runs: Sequence[UsageRun]) -> str:
+def export_csv(runs: Sequence[UsageRun], *, heading: bool) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")  # RFC 4180
-    writer.writerow(CSV_COLUMNS)
+    if heading:
+        writer.writerow(CSV_COLUMNS)
     for run in runs:
         writer.writerow(
             [
@@ -246,11 +259,11 @@ def _export_row(run: UsageRun) -> dict[str, object]:
         "at": iso(run.at_s),
         "sandboxId": run.sandbox_id,
         "keyId": run.key_id,
-        "cpuSeconds": _number(run.used.cpu_us, 1_000_000),
-        "runningSeconds": _number(run.used.running_ms, 1000),
-        "memoryMibSeconds": _number(run.mib_ms, 1000),
-        "pausedMbSeconds": _number(run.used.paused_mb_ms, 1000),
-        "outboundBytes": run.used.outbound_bytes,
+        "cpuSeconds": _decimal(run.used.cpu_us, 6),
+        "runningSeconds": _decimal(run.used.running_ms, 3),
+        "memoryMibSeconds": _decimal(run.mib_ms, 3),
+        "pausedMbSeconds": _decimal(run.used.paused_mb_ms, 3),
+        "outboundBytes": str(run.used.outbound_bytes),
         "credited": run.credited,
         "micros": str(run.micros),
         "firstSample": run.first_seq,
@@ -303,7 +316,16 @@ def audit_body(lines: Sequence[AuditLine], *, limit: int) -> dict[str, object]:
             }
             for line in lines
         ],
-        "next": lines[-1].number if more else None,
+        "next": str(lines[-1].number) if more else None,
+    }
+
+
+def checked_body(problems: Sequence[Problem], *, lines: int) -> dict[str, object]:
+    """The object of `GET /v1/audit/verify`: tells nothing of what the lines say."""
+    return {
+        "clean": not problems,
+        "lines": lines,
+        "problems": [{"number": problem.number, "message": problem.message} for problem in problems],
     }
 
 

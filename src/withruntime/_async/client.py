@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from withruntime import _calls, _settings
+from withruntime._async.money import AsyncAudit, AsyncLimits
 from withruntime._async.sandboxes import AsyncSandboxes
 from withruntime._async.secrets import AsyncSecrets
 from withruntime._async.transport import AsyncTransport, ClientOptions
@@ -45,6 +46,8 @@ class AsyncRuntime:
         self._t = AsyncTransport(options)
         self.sandboxes = AsyncSandboxes(self._t)
         self.secrets = AsyncSecrets(self._t)
+        self.limits = AsyncLimits(self._t)
+        self.audit = AsyncAudit(self._t)
 
     @property
     def base_url(self) -> str | None:
@@ -54,6 +57,26 @@ class AsyncRuntime:
     async def me(self) -> Json:
         """Who the key belongs to."""
         return await self._t.send(_calls.get("/v1/me", _calls.as_object))
+
+    async def usage(self) -> Json:
+        """Credit, holds, what the account spent in all, and what it used in the last 30 days, by sandbox."""
+        return await self._t.send(_calls.get("/v1/usage", _calls.as_object))
+
+    async def usage_requests(self, range: str = "24h") -> Json:
+        """How often each operation was asked for, and refused: in the last `24h`, `7d`, `30d` or `90d`."""
+        return await self._t.send(_calls.get("/v1/usage/requests", _calls.as_object, {"range": range}))
+
+    async def usage_export(
+        self, since: str, until: str, *, cursor: str | None = None, limit: int | None = None
+    ) -> Json:
+        """One page of everything that was counted from `since` until `until`, as `data` and as `csv`.
+
+        Both are moments such as `2026-11-01T00:00:00Z`. Ask again with `nextCursor` until it is None; only the first
+        page's `csv` has a heading. Nothing before `finalThrough` will change any more.
+        """
+        query = {"since": since, "until": until, "cursor": cursor, "limit": limit}
+        given = {name: value for name, value in query.items() if value is not None}
+        return await self._t.send(_calls.get("/v1/usage/export", _calls.as_object, given))
 
     async def request(self, method: str, path: str, **kwargs: Any) -> Any:  # noqa: ANN401 - any route, any answer
         """Call a route that has no method here. Takes `query`, `body` and `idempotency_key`; returns the JSON."""

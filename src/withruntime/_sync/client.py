@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from withruntime import _calls, _settings
 from withruntime._retry import RetryPolicy
+from withruntime._sync.money import Audit, Limits
 from withruntime._sync.sandboxes import Sandboxes
 from withruntime._sync.secrets import Secrets
 from withruntime._sync.transport import ClientOptions, Transport
@@ -47,6 +48,8 @@ class Runtime:
         self._t = Transport(options)
         self.sandboxes = Sandboxes(self._t)
         self.secrets = Secrets(self._t)
+        self.limits = Limits(self._t)
+        self.audit = Audit(self._t)
 
     @property
     def base_url(self) -> str | None:
@@ -56,6 +59,24 @@ class Runtime:
     def me(self) -> Json:
         """Who the key belongs to."""
         return self._t.send(_calls.get("/v1/me", _calls.as_object))
+
+    def usage(self) -> Json:
+        """Credit, holds, what the account spent in all, and what it used in the last 30 days, by sandbox."""
+        return self._t.send(_calls.get("/v1/usage", _calls.as_object))
+
+    def usage_requests(self, range: str = "24h") -> Json:
+        """How often each operation was asked for, and refused: in the last `24h`, `7d`, `30d` or `90d`."""
+        return self._t.send(_calls.get("/v1/usage/requests", _calls.as_object, {"range": range}))
+
+    def usage_export(self, since: str, until: str, *, cursor: str | None = None, limit: int | None = None) -> Json:
+        """One page of everything that was counted from `since` until `until`, as `data` and as `csv`.
+
+        Both are moments such as `2026-11-01T00:00:00Z`. Ask again with `nextCursor` until it is None; only the first
+        page's `csv` has a heading. Nothing before `finalThrough` will change any more.
+        """
+        query = {"since": since, "until": until, "cursor": cursor, "limit": limit}
+        given = {name: value for name, value in query.items() if value is not None}
+        return self._t.send(_calls.get("/v1/usage/export", _calls.as_object, given))
 
     def request(self, method: str, path: str, **kwargs: Any) -> Any:  # noqa: ANN401 - any route, any answer
         """Call a route that has no method here. Takes `query`, `body` and `idempotency_key`; returns the JSON."""

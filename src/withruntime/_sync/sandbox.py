@@ -115,6 +115,10 @@ class SandboxView:
         """Wait until it is in a state, or the time is over: look at `state` afterwards."""
         return self._seen(self._t.send(_calls.wait_for_state(self.id, state, timeout_seconds)))
 
+    def receipt(self) -> Json:
+        """What it cost so far: `lines` that sum to `totalMicros`, and the `waitedShare` of its time."""
+        return self._t.send(_calls.get(_calls.sandbox_path(self.id, "/receipt"), _calls.as_object))
+
     def keep_alive(self, every_seconds: float = 60, margin_seconds: int = 600) -> Callable[[], None]:
         """Keep moving its end away in the background, until it stops or the returned function is called.
 

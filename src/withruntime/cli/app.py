@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from withruntime._version import VERSION
-from withruntime.cli import compare, network, processes, sandboxes, server, transfer
+from withruntime.cli import compare, money, network, processes, sandboxes, server, transfer
 from withruntime.cli.terminal import fail
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.add_typer(network.secrets, name="secrets")
 for commands in (processes, transfer, network):
     commands.register(sandboxes.app)
 compare.register(app)
+money.register(app, sandboxes.app)
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

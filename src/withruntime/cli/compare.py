@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from withruntime._compare import Comparison, WrongWork, compare, read_work
-from withruntime.cli.terminal import EXIT_USAGE, JsonFlag, fail, show_json, show_table
+from withruntime._async.client import AsyncRuntime
+from withruntime._compare import Comparison, WrongWork, compare, read_work, work_of
+from withruntime.cli.terminal import EXIT_USAGE, JsonFlag, fail, note, run, show_json, show_table
 
 
 def register(app: typer.Typer) -> None:
@@ -23,15 +24,34 @@ def compare_providers(
 ) -> None:
     """Say what a month of the same work costs here and at other providers.
 
-    Example: runtime compare --calls 50000 --seconds 120 --cpu-seconds 20
+    Without calls, seconds and CPU-seconds the work is what the account did in its last 30 days, at 2 vCPU.
+
+    \b
+    Examples:
+      runtime compare --calls 50000 --seconds 120 --cpu-seconds 20
+      runtime compare
     """
+    if not (calls or seconds or cpu_seconds):
+        run(lambda client: _compare_own(client, as_json))
     asked = {"calls": calls, "seconds": seconds, "cpu_seconds": cpu_seconds, "vcpu": vcpu, "memory": memory}
     try:
         work = read_work(asked)
     except WrongWork as wrong:
         options = [f"--{issue['field'].replace('_', '-')} {issue['message']}" for issue in wrong.issues]
         fail("; ".join(options), hint="runtime compare --help shows an example", code=EXIT_USAGE)
-    found = compare(work)
+    _tell(compare(work), as_json)
+
+
+async def _compare_own(client: AsyncRuntime, as_json: bool) -> None:
+    work = work_of(await client.usage())
+    if work is None:
+        fail("The account has used nothing in the last 30 days.", hint="runtime compare --help shows how to name work")
+    hours, cpu = float(work.seconds / 3600), float(work.cpu_seconds)
+    note(f"{hours:.2f} sandbox hours with {work.memory_mib} MiB and {cpu:.2f} CPU-seconds")
+    _tell(compare(work), as_json)
+
+
+def _tell(found: list[Comparison], as_json: bool) -> None:
     if as_json:
         show_json([{"provider": c.provider.name, "usd": None if c.usd is None else float(c.usd)} for c in found])
         return

@@ -126,7 +126,7 @@ async def test_the_trial_runs_out_and_never_becomes_credit(api: Api) -> None:
     limits = (await api.http.get("/v1/limits")).json()
 
     assert (reply.status_code, reply.json()["error"]["code"]) == (402, "trial_exhausted")
-    assert limits["trial"] == {"totalSeconds": 180_000, "usedSeconds": 172_800, "remainingSeconds": 7200}
+    assert (limits["trial"]["totalMs"], limits["trial"]["availableMs"]) == (180_000_000, 7_200_000)
     assert limits["credit"]["availableMicros"] == str(10**9)
 
 
@@ -136,7 +136,7 @@ async def test_a_trial_sandbox_costs_nothing_and_gives_its_hours_back(api: Api) 
     stopped = (await api.http.post(f"/v1/sandboxes/{made['id']}:stop", headers={"Prefer": "wait=10"})).json()
 
     assert (made["heldMicros"], stopped["chargedMicros"], stopped["trial"]) == (0, 0, True)
-    assert (await api.http.get("/v1/limits")).json()["trial"]["usedSeconds"] == 60
+    assert (await api.http.get("/v1/limits")).json()["trial"]["usedMs"] == 60_000
 
 
 async def test_extending_past_the_limit_is_refused_and_the_lease_stays(api: Api) -> None:
@@ -220,6 +220,7 @@ async def test_usage_sums_what_was_used_and_exports_it_as_csv(api: Api) -> None:
     rows = list(csv.DictReader(io.StringIO(export["csv"])))
 
     assert usage["spentMicros"] == str(31_250 // 6)
+    assert usage["spent"] == usage["spentMicros"]
     assert (usage["resources"][0]["id"], usage["resources"][0]["name"]) == (made["id"], "worker")
     assert sum(float(row["running_seconds"]) for row in rows) == 600
     assert sum(int(row["micros"]) for row in export["data"]) == 31_250 // 6
@@ -333,9 +334,14 @@ async def test_the_log_is_read_in_pages_and_an_edited_line_is_found(api: Api) ->
     async with api.database.writing() as db:
         await db.execute(update(audit_lines).where(audit_lines.c.number == 2).values(actor="key:nobody"))
 
+    checked = (await api.http.get("/v1/audit/verify")).json()
+    group = (await api.http.get("/v1/audit?action=sandbox.")).json()
+
     assert [e["number"] for e in [*first["events"], *rest["events"]]] == [5, 4, 3, 2, 1]
     assert rest["next"] is None
-    assert [problem.number for problem in await api.service.services.auditor.problems()] == [2]
+    assert len(group["events"]) == 5
+    assert (checked["clean"], checked["lines"]) == (False, 5)
+    assert [problem["number"] for problem in checked["problems"]] == [2]
 
 
 async def test_requests_are_counted_with_their_refusals(api: Api) -> None:

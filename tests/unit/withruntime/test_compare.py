@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from withruntime._compare import WrongWork, cents, compare, providers, read_work
+from withruntime._compare import WrongWork, cents, compare, providers, read_work, work_of
 from withruntime.cli.app import app
 
 PUBLISHED = {"Runtime": "56.94", "E2B": "276.00", "Vercel": "176.89", "Cloudflare": "115.04", "Modal": "396.60"}
@@ -104,6 +104,15 @@ def test_wrong_input_is_refused_naming_the_field(changed: dict[str, Any], field:
         read_work({**MONTH, **changed})
 
     assert [issue["field"] for issue in refused.value.issues] == [field]
+
+
+def test_an_accounts_own_month_is_priced_as_it_was_used():
+    month = {"running": 6_000_000, "cpu": 1_000_000, "memory": 4 * 6_000_000 / 3600}
+    work = work_of({"kinds": [{"kind": kind, "quantity": quantity} for kind, quantity in month.items()]})
+    assert work is not None
+
+    assert {row.provider.name: f"{row.usd:.2f}" for row in compare(work)} == PUBLISHED
+    assert work_of({"kinds": [{"kind": kind, "quantity": 0} for kind in month]}) is None
 
 
 def test_the_command_names_every_wrong_option_at_once() -> None:

@@ -15,7 +15,6 @@ PUBLIC_CLIENT = Path("/tmp/pubclient/bin/python")
 
 CLASSES = ["Runtime", "Sandbox", "Sandboxes", "Files", "Process", "Page", "CommandResult", "TracedFiles"]
 NOT_BUILT = {
-    "Runtime": {"usage", "usage_export", "usage_requests"},
     "Sandbox": {"forward_port", "from_session", "identity_token", "switch_image", "terminal"},
     "Files": {"download_url", "revoke_links", "upload_url", "watch", "watches"},
 }
