@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from runtimed.core.boot import ImageFiles
+from runtimed.core.boot import ImageFiles, QemuInstall
 from runtimed.core.clock import SystemClock
 from runtimed.core.commands import Captured, Command
 from runtimed.core.ids import ProcessId
 from runtimed.core.specs import Shape
 from runtimed.node.channel import Channel
 from runtimed.node.guest import GuestClient, Identity
-from runtimed.node.vmm.base import MachinePlan, VmmDriver
+from runtimed.node.vmm.base import MachinePlan, Template, VmmDriver
 
 KEEP_BYTES = 64 * 1024
 
@@ -43,11 +45,14 @@ class GuestMachine:
         return GuestClient(channel)
 
 
-@pytest.fixture(params=["fake"])
+@pytest.fixture(params=["fake", pytest.param("qemu", marks=pytest.mark.system)])
 async def machine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[GuestMachine]:
-    """One machine of each kind. A new kind is one more parameter and one more branch here."""
+    """One machine of each kind, fresh for each test. A new kind is one more parameter and one more branch here."""
     async with AsyncExitStack() as stack:
-        made = await fake_machine(tmp_path, stack)
+        if request.param == "fake":
+            made = await fake_machine(tmp_path, stack)
+        else:
+            made = await real_machine(request.getfixturevalue("saved_guest"), tmp_path, stack)
         try:
             yield made
         finally:
@@ -71,6 +76,61 @@ async def fake_machine(tmp_path: Path, stack: AsyncExitStack) -> GuestMachine:
     await driver.boot(plan)
     stack.push_async_callback(driver.kill, machine_id)
     return GuestMachine(socket=plan.socket, kill=lambda: driver.kill(machine_id), real=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedGuest:
+    """A real machine, booted once for all tests and saved; each test restores a clone of it."""
+
+    image: ImageFiles
+    driver_for: Callable[[Path], VmmDriver]
+    template: Template
+
+
+SHAPE = Shape(vcpu=2, memory_mib=1024, disk_mib=3072)
+
+
+@pytest.fixture(scope="session")
+def saved_guest(qemu: QemuInstall, default_image: ImageFiles, tmp_path_factory: pytest.TempPathFactory) -> SavedGuest:
+    from runtimed.node.accel import Verdict, emulator
+    from runtimed.node.coldboot import boot_watched
+    from runtimed.node.vmm.launch import JailPolicy
+    from runtimed.node.vmm.qemu import QemuDriver
+
+    emulated = emulator(qemu, Verdict(accel="tcg", reason="the contract is the same under both"), jailed=True)
+    root = tmp_path_factory.mktemp("guest")
+
+    async def save() -> Template:
+        driver = QemuDriver(root / "machines", emulated, JailPolicy(qemu=qemu))
+        machine_id = str(uuid.uuid4())
+        plan = MachinePlan(
+            machine_id=machine_id, directory=root / "machines" / machine_id, image=default_image, shape=SHAPE
+        )
+        channel = await boot_watched(driver, plan)
+        await GuestClient(channel).grow()
+        await GuestClient(channel).settle()
+        await channel.close()
+        await driver.save(plan, root / "template")
+        return Template(key="guest", directory=root / "template")
+
+    with ThreadPoolExecutor(1) as other:  # The fixture is asked for from inside a running loop.
+        template = other.submit(lambda: asyncio.run(save())).result()
+    return SavedGuest(
+        image=default_image,
+        driver_for=lambda folder: QemuDriver(folder, emulated, JailPolicy(qemu=qemu)),
+        template=template,
+    )
+
+
+async def real_machine(saved: SavedGuest, tmp_path: Path, stack: AsyncExitStack) -> GuestMachine:
+    driver = saved.driver_for(tmp_path / "machines")
+    machine_id = str(uuid.uuid4())
+    plan = MachinePlan(
+        machine_id=machine_id, directory=tmp_path / "machines" / machine_id, image=saved.image, shape=SHAPE
+    )
+    await driver.restore(plan, saved.template)
+    stack.push_async_callback(driver.kill, machine_id)
+    return GuestMachine(socket=plan.socket, kill=lambda: driver.kill(machine_id), real=True)
 
 
 @pytest.fixture
