@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from .egress.fixtures import egress_service, fresh, roomy, world
+
+__all__ = ["egress_service", "fresh", "roomy", "world"]
+
 START_S = 600
 """The first start of a new machine builds images and a template."""
 
