@@ -14,17 +14,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from runtimed import settings as settings_module
+from runtimed.admin_app import admin_app
 from runtimed.core.errors import RuntimedError
 from runtimed.settings import CommandError, Settings, SettingsError
 
 image_app = typer.Typer(no_args_is_help=True, help="Build, list and remove images.")
-admin_app = typer.Typer(no_args_is_help=True, help="What only the operator may do.")
-key_app = typer.Typer(no_args_is_help=True, help="API keys: made, listed and revoked here and nowhere else.")
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The service of Runtime, for its operator.")
 
 app.add_typer(image_app, name="image")
 app.add_typer(admin_app, name="admin")
-admin_app.add_typer(key_app, name="key")
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
 StateOption = Annotated[Path | None, typer.Option("--state-dir", help="Database, key and machines.")]
@@ -183,61 +181,6 @@ def image_rm(
 
     with told_plainly():
         say(f"removed {image_commands.remove(settings_of(config, state_dir=state_dir, cache_dir=cache_dir), name)}")
-
-
-@key_app.command("create")
-def key_create(
-    name: Annotated[str, typer.Argument(help="What the key is for.")],
-    config: ConfigOption = None,
-    state_dir: StateOption = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Sees what is outside sandboxes.")] = False,
-    own_only: Annotated[bool, typer.Option("--own-only", help="Reaches only what it made itself.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a key and show it, this once.
-
-    Example: runtimed admin key create ci --own-only
-    """
-    from runtimed import key_commands
-
-    with told_plainly():
-        shown = key_commands.create(settings_of(config, state_dir=state_dir), name, read_only, own_only)
-    say_json(shown) if as_json else say(str(shown["key"]))
-
-
-@key_app.command("ls")
-def key_ls(config: ConfigOption = None, state_dir: StateOption = None, as_json: JsonOption = False) -> None:
-    """List keys; never their secrets.
-
-    Example: runtimed admin key ls
-    """
-    from runtimed import key_commands
-
-    with told_plainly():
-        keys = key_commands.listed(settings_of(config, state_dir=state_dir))
-    if as_json:
-        say_json({"data": keys})
-        return
-    for key in keys:
-        state = "revoked" if key["revokedAt"] else "valid"
-        say(f"{key['id']}  {key['kind']:9} {key['createdAt']}  {state:7}  {key['name']}")
-
-
-@key_app.command("revoke")
-def key_revoke(
-    key_id: Annotated[str, typer.Argument(help="The key's id: the uuid in it.")],
-    config: ConfigOption = None,
-    state_dir: StateOption = None,
-) -> None:
-    """Revoke a key. A running service refuses it within a second.
-
-    Example: runtimed admin key revoke 6cc1954f-1965-4f85-86a9-eaa6d0364713
-    """
-    from runtimed import key_commands
-
-    with told_plainly():
-        key_commands.revoke(settings_of(config, state_dir=state_dir), key_id)
-    say(f"revoked {key_id}")
 
 
 def main() -> None:

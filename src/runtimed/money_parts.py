@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 from runtimed.billing.pricebook import PriceBook, PriceBookError, default_book, read_book
 from runtimed.control.accounting import Accounting
 from runtimed.control.charging import Charging, ChargingParts
 from runtimed.core.clock import Clock
+from runtimed.core.money import MICROS_PER_USD
 from runtimed.core.ports import Meter, Node
 from runtimed.meter.counting import SampleCount
 from runtimed.node.metering import HostMeter
@@ -41,6 +44,26 @@ def make_money(settings: Settings, *, node: Node, database: Database, clock: Clo
         charging=charging,
         accounting=Accounting(charging, books, UsageReports(database), prices=prices, clock=clock),
     )
+
+
+def shown_periods(book: PriceBook) -> list[dict[str, str | None]]:
+    """The book for the operator, in dollars."""
+    return [
+        {
+            "from": period.first.isoformat(),
+            "until": period.until.isoformat() if period.until else None,
+            "cpu_usd_per_vcpu_hour": _usd(period.rates.cpu_vcpu_hour),
+            "memory_usd_per_gib_hour": _usd(period.rates.memory_gib_hour),
+            "paused_usd_per_gb_30_days": _usd(period.rates.paused_gb_30_days),
+            "trial_hours": str(period.trial_hours),
+        }
+        for period in book.periods
+    ]
+
+
+def _usd(micros: Fraction) -> str:
+    """Exact: a book's rates have at most 12 decimals."""
+    return f"{Decimal(micros.numerator) / Decimal(micros.denominator) / MICROS_PER_USD:f}"
 
 
 def price_book(settings: Settings) -> PriceBook:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from sqlalchemy import RowMapping, insert, select, update
 
 from runtimed.core.clock import Clock
+from runtimed.core.errors import AlreadyExists
 from runtimed.core.ids import AccountId, KeyId, new_id
 from runtimed.core.sandbox import Caller
 from runtimed.store.database import Database
@@ -53,6 +54,15 @@ class Accounts:
                     insert(accounts).values(id=found, name="default", created_at_s=self._clock.now_s()),
                 )
         return AccountId(found)
+
+    async def create_account(self, name: str) -> AccountId:
+        """Raises AlreadyExists for a name that another account has."""
+        account_id = new_id()
+        async with self._database.writing() as db:
+            if (await db.execute(select(accounts.c.id).where(accounts.c.name == name).limit(1))).scalar() is not None:
+                raise AlreadyExists(f"there is an account {name!r} already")
+            await db.execute(insert(accounts).values(id=account_id, name=name, created_at_s=self._clock.now_s()))
+        return AccountId(account_id)
 
     async def account_name(self, account_id: AccountId) -> str:
         async with self._database.reading() as db:
