@@ -14,7 +14,11 @@ PARAMETERS = 5
 
 CODE = ("src", "tools", "bench", "examples", "tests")
 
-MANY_METHODS: dict[str, str] = {}
+MANY_METHODS: dict[str, str] = {
+    "Node": "one host has one owner: whoever starts a machine also pauses, copies, adopts and ends it",
+    "LocalNode": "implements Node",
+    "SimNode": "implements Node, and is what tests make fail",
+}
 """Classes with more public methods, each with the reason."""
 
 MANY_PARAMETERS = {
