@@ -82,9 +82,14 @@ def serve(  # noqa: PLR0913 - one parameter for each flag
     accel: Annotated[str | None, typer.Option(help="auto, kvm or tcg.")] = None,
     jail: Annotated[bool | None, typer.Option(help="Jail each QEMU with bubblewrap.")] = None,
     image: Annotated[str | None, typer.Option(help="What a create without an image gets.")] = None,
+    end_sandboxes: Annotated[
+        bool | None, typer.Option("--end-sandboxes/--keep-sandboxes", help="Whether sandboxes end with the service.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
-    """Prepare this host and serve until SIGTERM or Ctrl-C. Sandboxes end with the service.
+    """Prepare this host and serve until SIGTERM or Ctrl-C. Sandboxes go on after it, until their leases end.
+
+    SIGUSR1 before that ends them with the service, like --end-sandboxes.
 
     Example: runtimed serve --port 8080 --spares 4
     """
@@ -101,6 +106,7 @@ def serve(  # noqa: PLR0913 - one parameter for each flag
         accel=accel,
         jail=jail,
         image=image,
+        end_sandboxes=end_sandboxes,
         log_level=log_level,
     )
     raise typer.Exit(run_service(settings))

@@ -43,6 +43,16 @@ def make_gateway(settings: Settings, clock: Clock) -> Gateway:
     return Gateway(parts)
 
 
+def make_sealer(settings: Settings) -> Sealer:
+    """For values that are stored, under the key of this service. Raises CommandError when there is no such key."""
+    folder = settings.state_dir / "egress"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        return Sealer(load_key(folder / "sealing.key"))
+    except CannotOpen as wrong:
+        raise CommandError(str(wrong)) from wrong
+
+
 def forbidden_ports(settings: Settings) -> list[int]:
     """Ports that no sandbox reaches."""
     return sorted(REFUSED_PORTS.keys() - _ports(settings))

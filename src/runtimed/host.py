@@ -39,8 +39,8 @@ class Host(Node, Protocol):
     async def prepare(self) -> None:
         """Make what the first create needs. Raises HostUnavailable with the way out."""
 
-    async def close(self) -> None:
-        """End every machine and spare. Idempotent."""
+    async def close(self, *, end_machines: bool = True) -> None:
+        """End every spare, and every machine unless another service is to adopt them. Idempotent."""
 
 
 async def make_host(settings: Settings, clock: Clock, say: Say, way_out: WayOut | None = None) -> Host:

@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,20 +23,28 @@ from runtimed.api.auditing import Auditor
 from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
 from runtimed.api.services import Services
+from runtimed.control.forks import Forks
+from runtimed.control.idle import Idle
 from runtimed.control.leases import Leases
-from runtimed.control.life import Lives
+from runtimed.control.life import LifeParts, Lives
+from runtimed.control.load import MeasuredLoad
 from runtimed.control.metering import Metering
+from runtimed.control.moves import Moves
 from runtimed.control.networks import Secrets, Ways
+from runtimed.control.recovery import Recovery
 from runtimed.control.sandboxes import Sandboxes
+from runtimed.control.sleep import Sleep
+from runtimed.control.snapshots import Snapshots
 from runtimed.core.clock import Clock, SystemClock
 from runtimed.core.errors import RuntimedError
 from runtimed.core.ports import Node
 from runtimed.core.tasks import spawn
 from runtimed.core.wait import wait_for
 from runtimed.egress.gateway import Gateway
-from runtimed.gateway_parts import forbidden_ports, make_gateway
-from runtimed.host import Host, make_host
+from runtimed.gateway_parts import forbidden_ports, make_gateway, make_sealer
+from runtimed.host import make_host
 from runtimed.money_parts import make_money
+from runtimed.node.usage import cpu_us
 from runtimed.open_store import open_store
 from runtimed.settings import CommandError, Settings
 from runtimed.state_folder import StateFolder
@@ -46,10 +54,11 @@ from runtimed.store.audit import AuditStore, RequestCounts
 from runtimed.store.database import Database
 from runtimed.store.egress_secrets import SecretStore
 from runtimed.store.sandboxes import SandboxStore
+from runtimed.store.snapshots import SnapshotStore
 
 LISTENING_WITHIN_S = 10.0
 REQUESTS_END_WITHIN_S = 5
-"""Once every machine has ended, whatever still waits for one has its answer; the rest is cut."""
+"""What still runs has this long for its answer; the rest is cut."""
 
 T = TypeVar("T")
 
@@ -68,26 +77,42 @@ class Service:
     services: Services
     lives: Lives
     leases: Leases
+    idle: Idle
+    snapshots: Snapshots
     metering: Metering
+    recovery: Recovery
 
 
 async def build_service(
     settings: Settings, *, node: Node, database: Database, clock: Clock, gateway: Gateway | None = None
 ) -> Service:
-    """Everything but the sockets. Marks as stopped what an earlier service left unfinished."""
-    store, answers = SandboxStore(database), AnswerStore(database)
-    gateway = gateway or make_gateway(settings, clock)
+    """Everything but the sockets. Takes over what an earlier service left, so its node is not prepared yet."""
+    answers, gateway = AnswerStore(database), gateway or make_gateway(settings, clock)
     secrets = Secrets(door=gateway, store=SecretStore(database), clock=clock)
     await secrets.load()
     money = make_money(settings, node=node, database=database, clock=clock)
-    lives = Lives(node, store, clock, Ways(gateway), money.charging)
-    await lives.recover()
+    parts = LifeParts(
+        node=node,
+        store=SandboxStore(database),
+        clock=clock,
+        ways=Ways(gateway),
+        till=money.charging,
+        seal=make_sealer(settings),
+    )
+    lives = Lives(parts)
+    sleep, recovery = Sleep(lives, parts), Recovery(lives, parts)
+    snapshots = Snapshots(lives=lives, parts=parts, store=SnapshotStore(database))
+    await recovery.recover()
+    await snapshots.recover()
     metering = Metering(lives=lives, charging=money.charging, books=money.books, meter=money.meter, clock=clock)
     await metering.settle_ended()
     await answers.abandon_running()
-    sandboxes = Sandboxes(lives=lives, store=store, node=node, clock=clock, till=money.charging)
+    sandboxes = Sandboxes(lives=lives, sleep=sleep, snapshots=snapshots, parts=parts)
     services = Services(
         sandboxes=sandboxes,
+        moves=Moves(lives=lives, sleep=sleep, store=parts.store),
+        forks=Forks(lives=lives, sleep=sleep, parts=parts),
+        snapshots=snapshots,
         secrets=secrets,
         accounting=money.accounting,
         auditor=Auditor(AuditStore(database), RequestCounts(database), clock),
@@ -102,8 +127,24 @@ async def build_service(
         region=settings.region,
         default_image=settings.image,
     )
-    leases = Leases(lives=lives, sandboxes=store, answers=answers, clock=clock)
-    return Service(app=build_app(services, clock), services=services, lives=lives, leases=leases, metering=metering)
+    load = MeasuredLoad(
+        requests=services.limits.under_way,
+        vmm_pid=node.vmm_pid,
+        process_cpu_us=cpu_us,
+        traffic=gateway.traffic_bytes,
+    )
+    return Service(
+        app=build_app(services, clock),
+        services=services,
+        lives=lives,
+        leases=Leases(
+            lives=lives, sleep=sleep, sandboxes=parts.store, answers=answers, clock=clock, till=money.charging
+        ),
+        idle=Idle(lives=lives, sleep=sleep, node=node, load=load, clock=clock),
+        snapshots=snapshots,
+        metering=metering,
+        recovery=recovery,
+    )
 
 
 def serve(settings: Settings) -> int:
@@ -139,9 +180,8 @@ def run(work: Coroutine[object, object, None]) -> None:
 
 async def _serve(settings: Settings, folder: StateFolder) -> None:
     folder.withdraw()
-    told_to_stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
+    told = Told(stop=asyncio.Event(), end_sandboxes=settings.end_sandboxes or settings.vmm == "fake")
+    told.listen()
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(_listen(settings)))
@@ -150,31 +190,48 @@ async def _serve(settings: Settings, folder: StateFolder) -> None:
         accounts = Accounts(database, clock)
         await _ensure_key(folder, accounts)
         gateway = make_gateway(settings, clock)
-        host = await _unless(told_to_stop, _prepared(settings, clock, folder, gateway))
+        host = await _unless(told.stop, _refused(make_host(settings, clock, folder.say, gateway)))
         if host is None:
             return
         if isinstance(host, RuntimedError):
             raise host
-        stack.push_async_callback(host.close)
+        # What runs when the service goes, whatever makes it go, is adopted by the next one.
+        stack.push_async_callback(host.close, end_machines=False)
         service = await build_service(settings, node=host, database=database, clock=clock, gateway=gateway)
         stack.push_async_callback(service.services.idempotency.close)
         stack.push_async_callback(service.services.auditor.close)
         stack.callback(folder.withdraw)
-        await _answer(service, listener, folder, told_to_stop)
+        if isinstance(refused := await _unless(told.stop, _refused(host.prepare())), RuntimedError):
+            raise refused
+        if not told.stop.is_set():
+            await _answer(service, listener, folder, told)
 
 
-async def _prepared(settings: Settings, clock: Clock, folder: StateFolder, gateway: Gateway) -> Host | RuntimedError:
-    """A host that can start machines, or why there is none."""
+@dataclass(kw_only=True)
+class Told:
+    """What the operator has said by signals."""
+
+    stop: asyncio.Event
+    end_sandboxes: bool
+    """Whether they end with the service. A fake host's machines cannot be found again."""
+
+    def listen(self) -> None:
+        """SIGTERM and SIGINT stop the service; SIGUSR1 says that its sandboxes are to end with it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._end_sandboxes)
+
+    def _end_sandboxes(self) -> None:
+        self.end_sandboxes = True
+
+
+async def _refused(work: Awaitable[T]) -> T | RuntimedError:
+    """What the work answers, or what it was refused with."""
     try:
-        host = await make_host(settings, clock, folder.say, gateway)
-        try:
-            await host.prepare()
-        except BaseException:
-            await host.close()
-            raise
+        return await work
     except RuntimedError as error:
         return error
-    return host
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:
@@ -192,8 +249,8 @@ async def _unless(stop: asyncio.Event, work: Coroutine[object, object, T]) -> T 
         stopping.cancel()
 
 
-async def _answer(service: Service, listener: socket.socket, folder: StateFolder, told_to_stop: asyncio.Event) -> None:
-    """Serve until told to stop; then refuse what is new, end the machines, and let what waits for them finish."""
+async def _answer(service: Service, listener: socket.socket, folder: StateFolder, told: Told) -> None:
+    """Serve until told to stop; then refuse what is new, leave or end the machines, and let what runs finish."""
     server = _Server(
         uvicorn.Config(
             service.app,
@@ -210,6 +267,8 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
     serving = spawn(server.serve(sockets=[listener]), name="serve")
     reconciling = {
         spawn(service.leases.run(), name="reconcile leases"),
+        spawn(service.idle.run(), name="pause idle sandboxes"),
+        spawn(service.snapshots.run(), name="expire snapshots"),
         spawn(service.metering.run(), name="meter and charge"),
     }
 
@@ -221,15 +280,16 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
     url = _url(listener)
     folder.announce(url, VERSION)
     _log.info("runtimed %s answers on %s", VERSION, url)
-    stopping = spawn(told_to_stop.wait(), name="wait for a signal")
+    stopping = spawn(told.stop.wait(), name="wait for a signal")
     await asyncio.wait({stopping, serving, *reconciling}, return_when=asyncio.FIRST_COMPLETED)
-    _log.info("stopping: every sandbox ends with the service")
     folder.withdraw()
     stopping.cancel()
     for task in reconciling:
         task.cancel()
     service.services.closing.set()
-    await service.lives.shut_down()
+    going_on = await service.recovery.leave(end=told.end_sandboxes)
+    folder.say_stopped(going_on=going_on)
+    _log.info("stopping: %d sandboxes go on until their leases end", going_on)
     server.should_exit = True
     await serving
 

@@ -80,6 +80,10 @@ class Settings:
     ] = 6.0
     vcpu_overcommit: Annotated[float, About("an agent's machine mostly waits for a model", "times", 1, 256)] = 32.0
 
+    end_sandboxes: Annotated[
+        bool, About("sandboxes go on when the service stops, so that it can be upgraded; true ends them with it")
+    ] = False
+
     exec_per_sandbox: Annotated[int, About("commands and file calls at once in one sandbox", "calls", 1, 4096)] = 64
     exec_total: Annotated[int, About("the same in all; beyond it answers 503 guest_busy", "calls", 1, 65536)] = 512
     egress_open_ranges: Annotated[

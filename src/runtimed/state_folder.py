@@ -40,6 +40,10 @@ class StateFolder:
     def progress(self) -> Path:
         return self.path / "progress"
 
+    @property
+    def stopped_file(self) -> Path:
+        return self.path / "stopped.json"
+
     def make(self) -> None:
         """Raises StateFolderError when there cannot be such a folder."""
         try:
@@ -85,6 +89,10 @@ class StateFolder:
         told = {"pid": os.getpid(), "startTime": start_time(os.getpid()), "url": url, "version": version}
         _replace(self.service_file, json.dumps(told) + "\n")
         self.progress.unlink(missing_ok=True)
+
+    def say_stopped(self, *, going_on: int) -> None:
+        """What a stop of the service left: how many sandboxes go on, until their leases end."""
+        _replace(self.stopped_file, json.dumps({"pid": os.getpid(), "goingOn": going_on}) + "\n")
 
     def withdraw(self) -> None:
         """The service no longer answers. Idempotent."""

@@ -61,8 +61,10 @@ def test_every_drawn_arrow_of_the_lifecycle_is_in_the_table() -> None:
         assert TRANSITIONS[State[before], Fact[fact.upper()]] is State[after]
 
 
-def test_stopped_is_for_ever() -> None:
-    assert {after for (before, _), after in TRANSITIONS.items() if before is State.STOPPED} == {State.STOPPED}
+def test_only_a_restart_leaves_stopped() -> None:
+    leaving = {fact for (before, fact), after in TRANSITIONS.items() if before is State.STOPPED is not after}
+
+    assert leaving == {Fact.RESTART_ASKED}
 
 
 def test_every_state_can_be_reached_and_can_be_stopped() -> None:

@@ -19,6 +19,10 @@ class CallLimits:
         self._total = total
         self._running: Counter[str] = Counter()
 
+    def under_way(self, sandbox_id: str) -> int:
+        """Calls that reach into it now."""
+        return self._running.get(sandbox_id, 0)
+
     @contextlib.contextmanager
     def call(self, sandbox_id: str) -> Iterator[None]:
         """Raises GuestBusy at once when there are too many; nothing ran then."""

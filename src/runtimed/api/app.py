@@ -17,11 +17,13 @@ from runtimed.api import (
     exec,
     files,
     money,
+    moves,
     network,
     not_built,
     operator,
     processes,
     sandboxes,
+    snapshots,
     uploads,
 )
 from runtimed.api.auditing import Audited
@@ -57,7 +59,7 @@ def routes() -> FastAPI:
     app.add_exception_handler(RequestValidationError, envelope.on_validation_error)
     app.add_exception_handler(HTTPException, envelope.on_http_error)
     app.add_exception_handler(Exception, envelope.on_defect)
-    inside = (sandboxes, network, exec, processes, files, uploads, archives)
+    inside = (sandboxes, moves, snapshots, network, exec, processes, files, uploads, archives)
     for module in (*inside, egress_secrets, account, money, audit, operator, not_built):
         app.include_router(module.router)
     app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]  # FastAPI's own way to change the document

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from runtimed.api.answering import not_built
 
 _METHODS = ["GET", "POST", "PUT", "DELETE"]
-_VERBS = ("pause", "restart", "fork", "snapshot", "resize", "switch-image")
+_VERBS = ("resize", "switch-image")
 _INSIDE = (
     *("interpreter", "network", "previews", "metrics", "desktop", "browser", "mounts", "mcp", "tailscale"),
     *("sessions", "terminal", "tunnel", "files/watches"),
@@ -19,7 +19,7 @@ _INSIDE_VERBS = (
     *("browser:start", "browser:stop", "mounts:unmount"),
 )
 _PRODUCTS = (
-    *("snapshots", "images", "volumes", "volume-backups", "events", "webhooks", "webhook-deliveries", "otel-exports"),
+    *("images", "volumes", "volume-backups", "events", "webhooks", "webhook-deliveries", "otel-exports"),
     *("usage", "switching", "audit", "notices", "mcp", "egress-secrets", "secrets", "jobs", "job-runs", "job-imports"),
     *("reservations", "domains", "ports", "ips", "networks", "billing", "plans", "referrals", "sso", "feedback"),
     *("support", "apps", "functions", "containers", "repositories", "builds", "ci", "agents", "account"),

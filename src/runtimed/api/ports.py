@@ -9,8 +9,19 @@ from runtimed.core.accounting import LimitsShown, Receipt, SandboxMoney, UsagePa
 from runtimed.core.ids import AccountId, SandboxId
 from runtimed.core.lifecycle import State
 from runtimed.core.network import EgressRules
-from runtimed.core.sandbox import Caller, Inside, Page, SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec
+from runtimed.core.sandbox import (
+    Caller,
+    ForkSpec,
+    Inside,
+    Page,
+    SandboxChange,
+    SandboxFilter,
+    SandboxRecord,
+    SandboxSpec,
+    StartRecord,
+)
 from runtimed.core.secrets import SecretPlan, SecretRecord
+from runtimed.core.snapshots import SnapshotChange, SnapshotFilter, SnapshotPage, SnapshotRecord, SnapshotSpec
 
 
 class SandboxVerbs(Protocol):
@@ -38,13 +49,45 @@ class SandboxVerbs(Protocol):
 
     async def retain(self, caller: Caller, sandbox_id: str, days: int) -> SandboxRecord: ...
 
-    async def wake(self, caller: Caller, sandbox_id: str) -> SandboxRecord: ...
-
     async def inside(self, caller: Caller, sandbox_id: str) -> Inside: ...
 
     def counts(self) -> Mapping[str, int]: ...
 
     def started_by_how(self) -> Mapping[str, int]: ...
+
+
+class MoveVerbs(Protocol):
+    """Implemented by control.moves."""
+
+    async def pause(self, caller: Caller, sandbox_id: str, *, wait_s: float) -> SandboxRecord: ...
+
+    async def wake(self, caller: Caller, sandbox_id: str, *, lease_s: int | None, wait_s: float) -> SandboxRecord: ...
+
+    async def restart(self, caller: Caller, sandbox_id: str, *, wait_s: float) -> SandboxRecord: ...
+
+    async def starts(self, caller: Caller, sandbox_id: str) -> list[StartRecord]: ...
+
+
+class ForkVerbs(Protocol):
+    """Implemented by control.forks."""
+
+    async def fork(self, caller: Caller, sandbox_id: str, spec: ForkSpec) -> list[SandboxRecord]: ...
+
+
+class SnapshotVerbs(Protocol):
+    """Implemented by control.snapshots."""
+
+    async def take(self, caller: Caller, sandbox_id: str, spec: SnapshotSpec, *, wait_s: float) -> SnapshotRecord: ...
+
+    async def get(self, caller: Caller, snapshot_id: str) -> SnapshotRecord: ...
+
+    async def page(self, caller: Caller, wanted: SnapshotFilter, *, limit: int, cursor: str | None) -> SnapshotPage: ...
+
+    async def update(self, caller: Caller, snapshot_id: str, change: SnapshotChange) -> SnapshotRecord: ...
+
+    async def extend(self, caller: Caller, snapshot_id: str, days: int) -> SnapshotRecord: ...
+
+    async def delete(self, caller: Caller, snapshot_id: str) -> SnapshotRecord: ...
 
 
 class AccountingVerbs(Protocol):

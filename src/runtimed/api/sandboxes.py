@@ -25,7 +25,8 @@ WAIT_FOR_MAX_S = 110
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
 
-async def _shown(services: Services, record: SandboxRecord) -> dict[str, object]:
+async def shown(services: Services, record: SandboxRecord) -> dict[str, object]:
+    """A sandbox as an answer has it."""
     money = await services.accounting.money([record.id])
     return wire.sandbox_body(record, region=services.region, money=money.get(record.id))
 
@@ -44,7 +45,7 @@ async def create(request: Request, body: wire.CreateSandbox) -> Response:
         record, reused = await services.sandboxes.create(caller, spec, wait_s=prefer_wait_s(request))
         note(request, target=record.id, image=record.image, vcpu=record.shape.vcpu, memoryMiB=record.shape.memory_mib)
         more = {"reused": True} if reused else {}
-        return Answer(status=200 if reused else 201, body=await _shown(services, record) | more)
+        return Answer(status=200 if reused else 201, body=await shown(services, record) | more)
 
     return await answer_once(request, work)
 
@@ -75,7 +76,7 @@ async def get(
     else:
         within_s = min(timeout_s, WAIT_FOR_MAX_S)
         record = await services.sandboxes.wait_for(caller, sandbox_id, wait_for, within_s=within_s)
-    return json_response(200, await _shown(services, record))
+    return json_response(200, await shown(services, record))
 
 
 @router.delete("/{sandbox_id}", response_model=wire.Deleted)
@@ -97,7 +98,7 @@ async def stop(request: Request, sandbox_id: str, body: Empty | None = None) -> 
 
     async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.stop(caller, sandbox_id, wait_s=prefer_wait_s(request))
-        return Answer(status=200, body=await _shown(services, record))
+        return Answer(status=200, body=await shown(services, record))
 
     return await answer_once(request, work)
 
@@ -109,7 +110,7 @@ async def extend(request: Request, sandbox_id: str, body: wire.Extend) -> Respon
 
     async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.extend(caller, sandbox_id, body.seconds)
-        return Answer(status=200, body=await _shown(services, record))
+        return Answer(status=200, body=await shown(services, record))
 
     return await answer_once(request, work)
 
@@ -118,12 +119,10 @@ async def extend(request: Request, sandbox_id: str, body: wire.Extend) -> Respon
 async def update(request: Request, sandbox_id: str, body: wire.UpdateSandbox) -> Response:
     """Change its name, labels, environment, default user, or what happens at the end of its lease."""
     services, caller = services_of(request), caller_of(request)
-    if missing := body.not_built():
-        raise not_built(", ".join(missing), missing)
 
     async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.update(caller, sandbox_id, body.change())
-        return Answer(status=200, body=await _shown(services, record))
+        return Answer(status=200, body=await shown(services, record))
 
     return await answer_once(request, work)
 
@@ -135,13 +134,6 @@ async def retention(request: Request, sandbox_id: str, body: wire.Retention) -> 
 
     async def work(_: KeyedRequest) -> Answer:
         record = await services.sandboxes.retain(caller, sandbox_id, body.days)
-        return Answer(status=200, body=await _shown(services, record))
+        return Answer(status=200, body=await shown(services, record))
 
     return await answer_once(request, work)
-
-
-@router.post("/{sandbox_id}:wake", response_model=wire.Sandbox)
-async def wake(request: Request, sandbox_id: str) -> Response:
-    """Refused with `not_paused`, as nothing can be paused yet."""
-    services = services_of(request)
-    return json_response(200, await _shown(services, await services.sandboxes.wake(caller_of(request), sandbox_id)))

@@ -11,7 +11,7 @@ from runtimed.api.admission import CallLimits
 from runtimed.api.auditing import Auditor
 from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
-from runtimed.api.ports import AccountingVerbs, SandboxVerbs, SecretVerbs
+from runtimed.api.ports import AccountingVerbs, ForkVerbs, MoveVerbs, SandboxVerbs, SecretVerbs, SnapshotVerbs
 from runtimed.core.clock import Clock
 from runtimed.core.egress import EgressDoor
 from runtimed.core.sandbox import Caller
@@ -21,6 +21,9 @@ from runtimed.store.accounts import Accounts
 @dataclass(frozen=True, kw_only=True)
 class Services:
     sandboxes: SandboxVerbs
+    moves: MoveVerbs
+    forks: ForkVerbs
+    snapshots: SnapshotVerbs
     secrets: SecretVerbs
     accounting: AccountingVerbs
     auditor: Auditor

@@ -20,6 +20,12 @@ class Till(Protocol):
 
     async def lifetime_cap(self, record: SandboxRecord, cap: Micros | None, *, field: str) -> None: ...
 
+    def pausing(self, sandbox_id: SandboxId) -> None: ...
+
+    async def paused(self, record: SandboxRecord, owned_bytes: int) -> None: ...
+
+    async def woken(self, record: SandboxRecord, left_s: float) -> None: ...
+
     def stopping(self, sandbox_id: SandboxId) -> None: ...
 
     async def settle(self, sandbox_id: SandboxId) -> None: ...
@@ -38,6 +44,15 @@ class FreeTill:
         return
 
     async def lifetime_cap(self, record: SandboxRecord, cap: Micros | None, *, field: str) -> None:
+        return
+
+    def pausing(self, sandbox_id: SandboxId) -> None:
+        return
+
+    async def paused(self, record: SandboxRecord, owned_bytes: int) -> None:
+        return
+
+    async def woken(self, record: SandboxRecord, left_s: float) -> None:
         return
 
     def stopping(self, sandbox_id: SandboxId) -> None:

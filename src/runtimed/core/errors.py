@@ -16,6 +16,7 @@
       . ImageNotFound                  404 image_not_found
       . ProcessNotFound                404 process_not_found
       . UploadNotFound                 404 upload_not_found
+      . SnapshotNotFound               404 snapshot_not_found
     - MethodNotAllowed                 405 method_not_allowed
     - Conflict                         409 conflict
       . NameTaken                      409 name_taken
@@ -23,6 +24,9 @@
       . SandboxPaused                  409 sandbox_paused
       . NotRunning                     409 not_running
       . NotPaused                      409 not_paused
+      . NotStopped                     409 not_stopped
+      . SnapshotFailed                 409 snapshot_failed
+      . SnapshotChanged                409 snapshot_metadata_changed
       . CwdNotFound                    409 cwd_not_found
       . IsADirectory                   409 is_a_directory
       . NotADirectory                  409 not_a_directory
@@ -148,6 +152,10 @@ class UploadNotFound(NotFound):
     code = "upload_not_found"
 
 
+class SnapshotNotFound(NotFound):
+    code = "snapshot_not_found"
+
+
 class MethodNotAllowed(CallerError):
     code, status = "method_not_allowed", 405
 
@@ -174,6 +182,18 @@ class NotRunning(Conflict):
 
 class NotPaused(Conflict):
     code = "not_paused"
+
+
+class NotStopped(Conflict):
+    code = "not_stopped"
+
+
+class SnapshotFailed(Conflict):
+    code = "snapshot_failed"
+
+
+class SnapshotChanged(Conflict):
+    code = "snapshot_metadata_changed"
 
 
 class CwdNotFound(Conflict):

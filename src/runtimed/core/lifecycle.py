@@ -3,11 +3,15 @@
 Rule 1: a transition that is not in this table does not exist.
 Rule 2: this file does not know who is asking (user, timeout, node, bill).
 
-    STARTING --ready--> RUNNING --stop_asked--> STOPPING --exited--> STOPPED
+    STARTING --ready--> RUNNING --stop_asked--> STOPPING --exited--> STOPPED --restart_asked--> RESUMING
                           |  ^
-               pause_asked|  |woken                     Any state but STOPPED ends in STOPPED when
-                          v  |                          its machine is gone (`exited`).
+               pause_asked|  |pause_failed              Any state ends in STOPPED when its machine, or what
+                          v  |                          was kept of it, is gone (`exited`).
                        PAUSING --paused--> PAUSED --wake_asked--> RESUMING --ready--> RUNNING
+
+A pause is answered when the vCPUs have stopped, and its memory is written afterwards: so PAUSED can still turn into
+RUNNING (`pause_failed`, the machine goes on) or STOPPED (`exited`, its disk may be kept). Only a restart leaves
+STOPPED, and only where the disk was kept; RESUMING that fails is what it was before.
 """
 
 from __future__ import annotations
@@ -31,7 +35,11 @@ class Fact(StrEnum):
     PAUSE_ASKED = "pause_asked"
     PAUSED = "paused"
     PAUSE_FAILED = "pause_failed"
+    """Its memory could not be written; the machine goes on."""
     WAKE_ASKED = "wake_asked"
+    WAKE_FAILED = "wake_failed"
+    """What was kept is as it was."""
+    RESTART_ASKED = "restart_asked"
     STOP_ASKED = "stop_asked"
     EXITED = "exited"
     """The machine's process is gone, for whatever reason."""
@@ -75,14 +83,18 @@ TRANSITIONS: dict[tuple[State, Fact], State] = {
     (State.PAUSING, Fact.EXITED): State.STOPPED,
     (State.PAUSED, Fact.WAKE_ASKED): State.RESUMING,
     (State.PAUSED, Fact.STOP_ASKED): State.STOPPING,
+    (State.PAUSED, Fact.PAUSE_FAILED): State.RUNNING,
+    (State.PAUSED, Fact.EXITED): State.STOPPED,
     (State.RESUMING, Fact.READY): State.RUNNING,
     (State.RESUMING, Fact.STOP_ASKED): State.STOPPING,
+    (State.RESUMING, Fact.WAKE_FAILED): State.PAUSED,
     (State.RESUMING, Fact.EXITED): State.STOPPED,
     (State.STOPPING, Fact.STOP_ASKED): State.STOPPING,  # asking twice is harmless
     (State.STOPPING, Fact.READY): State.STOPPING,  # it became ready while it was being stopped
     (State.STOPPING, Fact.EXITED): State.STOPPED,
     (State.STOPPED, Fact.STOP_ASKED): State.STOPPED,
     (State.STOPPED, Fact.EXITED): State.STOPPED,
+    (State.STOPPED, Fact.RESTART_ASKED): State.RESUMING,
 }
 
 LIVE = frozenset({State.STARTING, State.RUNNING, State.PAUSING, State.RESUMING, State.STOPPING})

@@ -12,6 +12,12 @@ LEASE_AHEAD_MAX_S = 86_400
 """`extend` never moves the end further ahead than this; the wire protocol's figure."""
 IDLE_PAUSE_MIN_S, IDLE_PAUSE_MAX_S, IDLE_PAUSE_DEFAULT_S = 60, 86_400, 300
 
+RETENTION_MAX_DAYS, RETENTION_DEFAULT_DAYS = 365, 30
+FORKS_MAX = 16
+"""Copies by one fork; each is a machine of its own."""
+LEASE_NEAR_S = 300
+"""A command whose lease ends sooner than this and sooner than its own limit is told."""
+
 LABELS_MAX, LABEL_KEY_MAX_CHARS, LABEL_VALUE_MAX_CHARS, LABELS_MAX_BYTES = 32, 63, 256, 4096
 ENV_VARS_MAX, ENV_MAX_BYTES = 32, 32 * 1024
 """Environment of a sandbox, at create and update."""

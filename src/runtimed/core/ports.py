@@ -204,6 +204,28 @@ class Node(Protocol):
         """Who is told how the writing of a pause came out."""
 
 
+class Load(Protocol):
+    """What a sandbox does, as its host sees it; nothing inside is asked. Counters only grow while one machine runs."""
+
+    def calls(self, sandbox_id: SandboxId) -> int:
+        """Requests that reach into it now."""
+
+    def cpu_s(self, sandbox_id: SandboxId) -> float | None:
+        """CPU time of its machine's process so far; None where it has none of its own."""
+
+    def traffic_bytes(self, sandbox_id: SandboxId) -> int:
+        """What went over its connections so far, in both directions."""
+
+
+class Seal(Protocol):
+    """Makes values safe to store. `purpose` ties a sealed value to its place."""
+
+    def seal(self, value: bytes, *, purpose: str) -> bytes: ...
+
+    def open(self, sealed: bytes, *, purpose: str) -> bytes:
+        """Raises when it was sealed for another purpose, under another key, or changed."""
+
+
 class Meter(Protocol):
     """What is used on one host, from its own accounting."""
 

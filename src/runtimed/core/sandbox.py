@@ -13,8 +13,10 @@ from runtimed.core.money import Micros, Spending
 from runtimed.core.ports import Guest
 from runtimed.core.specs import Shape, Started, UserName
 
-LeaseEnd = Literal["stop", "delete"]
-"""What happens at the end of the lease. `pause` comes with pausing."""
+LeaseEnd = Literal["pause", "stop", "delete"]
+"""What happens at the end of the lease."""
+StartCause = Literal["create", "wake", "restart", "fork"]
+DAY_S = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +40,28 @@ class SandboxSpec:
     name: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    on_lease_end: LeaseEnd = "stop"
+    on_lease_end: LeaseEnd = "pause"
+    idle_pause_s: int = 0
+    """Pause after so long without use; 0 is never."""
     auto_wake: bool = True
+    persistent: bool = False
+    """Its lease renews itself, and a stop keeps its disk."""
     user: UserName = "sandbox"
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
     spending: Spending = field(default_factory=Spending)
+    snapshot_id: str | None = None
+    """Begin as a copy of it."""
+    shape_asked: frozenset[str] = frozenset()
+    """Which of vcpu, memoryMiB and diskMiB the caller named; the others are a snapshot's own."""
+    network_asked: bool = True
+    """Without it a copy of a snapshot has the rules that its source had."""
     get_or_create: bool = False
     """With a name: answer the sandbox that holds it, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxRecord:
-    """Everything that is kept of a sandbox. Values of its environment are not: only their names."""
+    """Everything that is kept of a sandbox. Values of its environment are kept sealed."""
 
     id: SandboxId
     account_id: AccountId
@@ -76,11 +88,32 @@ class SandboxRecord:
     stop_reason: StopReason | None = None
     started: Started | None = None
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    idle_pause_s: int = 0
+    persistent: bool = False
+    paused_at_s: float | None = None
+    disk_kept: bool = False
+    """Stopped, and a restart can boot its disk."""
+    stored_bytes: int = 0
+    """What it alone owns on the host's disk while it does not run."""
+    snapshot_id: str | None = None
+    """It began as a copy of this snapshot."""
+    source_id: SandboxId | None = None
+    """It began as a fork of this sandbox."""
+    note: str | None = None
+    """Why its last pause failed, for people."""
+    env_sealed: bytes | None = field(default=None, repr=False)
 
     @property
     def can_run(self) -> bool:
         """Whether it holds its name: it runs, or may run again."""
-        return self.state is not State.STOPPED
+        return self.state is not State.STOPPED or (self.disk_kept and self.deleted_at_s is None)
+
+    @property
+    def kept_until_s(self) -> float | None:
+        """When what is kept of it goes, wall clock; None while it runs or where nothing is kept."""
+        since_s = self.ended_at_s if self.state is State.STOPPED else self.paused_at_s
+        kept = self.state is State.PAUSED or (self.state is State.STOPPED and self.disk_kept)
+        return since_s + self.retention_days * DAY_S if kept and since_s is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +122,8 @@ class Inside:
 
     record: SandboxRecord
     guest: Guest
+    lease_left_s: float | None = None
+    """Until its lease ends; None where that renews itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +139,40 @@ class SandboxChange:
     lease_s: int | None = None
     """A new lease from now."""
     on_lease_end: LeaseEnd | None = None
+    idle_pause_s: int | None = None
+    persistent: bool | None = None
     max_total_micros: Micros | None = None
     clear_max_total: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkSpec:
+    """Copies of a running sandbox. Names are `name`, `name-1`, `name-2`, ..."""
+
+    count: int = 1
+    name: str | None = None
+    labels: Mapping[str, str] | None = None
+    """None takes the source's own."""
+    secrets: tuple[str, ...] = ()
+    """Names of the secrets that the copies may use: none unless asked."""
+    keep_snapshot: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRecord:
+    """One start of a sandbox's machine: its receipt."""
+
+    sandbox_id: SandboxId
+    number: int
+    """1, 2, 3, ... for each sandbox."""
+    cause: StartCause
+    asked_at_s: float
+    started: Started
+    policy_version: int
+    """Of the network rules that were bound before its first instruction."""
+    policy_bound_ms: float
+    """Since it was asked, like the steps of `started`."""
+    first_command_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

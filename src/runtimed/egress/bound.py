@@ -40,6 +40,10 @@ class OpenConnection(Protocol):
 
     def close(self, why: str) -> None: ...
 
+    @property
+    def bytes_so_far(self) -> int:
+        """In both directions."""
+
 
 @dataclass(kw_only=True)
 class Bound:
@@ -65,6 +69,11 @@ class Bound:
         for connection in list(self.live):
             if (verdict := connection.why_not(self.policy)) is not None:
                 connection.close(verdict.rule)
+
+    @property
+    def moved_bytes(self) -> int:
+        """What went over its connections until now, those that are open included."""
+        return self.bytes_total + sum(connection.bytes_so_far for connection in self.live)
 
     def why_no_more(self, now_s: float) -> str | None:
         """The limit that another connection would pass, or None; counts it as begun."""

@@ -89,6 +89,11 @@ class Gateway:
         bound = self._bound.get(sandbox_id)
         return bound.binding if bound else None
 
+    def traffic_bytes(self, sandbox_id: SandboxId) -> int:
+        """What went over the connections of a bound machine until now, in both directions."""
+        bound = self._bound.get(sandbox_id)
+        return bound.moved_bytes if bound else 0
+
     def records(self, sandbox_id: SandboxId, *, after: int, limit: int) -> list[EgressRecord]:
         return self._parts.audit.of(sandbox_id, after=after, limit=limit)
 

@@ -137,7 +137,7 @@ class SimNode:
         machine.guest.sim_processes.cut()
         self._writing[sandbox_id] = spawn(self._write(sandbox_id, machine), name=f"write {sandbox_id}")
 
-    async def wake(self, spec: MachineSpec) -> Started:
+    async def wake(self, spec: MachineSpec, *, from_disk: bool = False) -> Started:
         await self.faults.reach("wake")
         sandbox_id = spec.sandbox_id
         self._call_off(sandbox_id)
@@ -150,9 +150,10 @@ class SimNode:
         kept = self.host.kept.get(sandbox_id)
         if kept is None:
             raise NotFound(f"nothing is kept of sandbox {sandbox_id}")
-        guest = kept.guest if kept.whole else kept.guest.rebooted(self.script)
+        whole = kept.whole and not from_disk
+        guest = kept.guest if whole else kept.guest.rebooted(self.script)
         del self.host.kept[sandbox_id]
-        return self._run(spec, guest, "wake" if kept.whole else "cold")
+        return self._run(spec, guest, "wake" if whole else "cold")
 
     async def fork(self, sandbox_id: SandboxId, children: Sequence[MachineSpec]) -> list[Started]:
         self._machine(sandbox_id)
@@ -253,7 +254,7 @@ class SimNode:
     async def prepare(self) -> None:
         """Nothing is needed."""
 
-    async def close(self) -> None:
+    async def close(self, *, end_machines: bool = True) -> None:
         """Nothing is held."""
 
     def _machine(self, sandbox_id: SandboxId) -> SimMachine:

@@ -16,10 +16,10 @@ from runtimed.core.egress import NetworkPolicy
 from runtimed.core.errors import InvalidRequest, NameTaken
 from runtimed.core.ids import AccountId, KeyId, SandboxId
 from runtimed.core.lifecycle import State, StopReason
-from runtimed.core.sandbox import Caller, Page, SandboxFilter, SandboxRecord
+from runtimed.core.sandbox import Caller, Page, SandboxFilter, SandboxRecord, StartRecord
 from runtimed.core.specs import Shape, Started
 from runtimed.store.database import Database
-from runtimed.store.schema import idempotency, sandbox_labels, sandboxes
+from runtimed.store.schema import idempotency, sandbox_labels, sandboxes, starts
 
 
 class SandboxStore:
@@ -38,11 +38,13 @@ class SandboxStore:
         except IntegrityError as error:
             raise await self._name_taken(record) from error
 
-    async def save(self, record: SandboxRecord, *, labels_too: bool = False) -> None:
-        """Write the record over the one with its id. Raises NameTaken like `add`."""
+    async def save(self, record: SandboxRecord, *, labels_too: bool = False, start: StartRecord | None = None) -> None:
+        """Write the record over the one with its id, and the receipt of a start. Raises NameTaken like `add`."""
         try:
             async with self._database.writing() as db:
                 await db.execute(update(sandboxes).where(sandboxes.c.id == record.id).values(**_row(record)))
+                if start is not None:
+                    await db.execute(insert(starts).values(**asdict(start)))
                 if labels_too:
                     await db.execute(delete(sandbox_labels).where(sandbox_labels.c.sandbox_id == record.id))
                     if record.labels:
@@ -54,7 +56,23 @@ class SandboxStore:
         """Forget a sandbox that never was: nothing of it was started or answered. Idempotent."""
         async with self._database.writing() as db:
             await db.execute(delete(sandbox_labels).where(sandbox_labels.c.sandbox_id == sandbox_id))
+            await db.execute(delete(starts).where(starts.c.sandbox_id == sandbox_id))
             await db.execute(delete(sandboxes).where(sandboxes.c.id == sandbox_id))
+
+    async def note_first_command(self, start: StartRecord) -> None:
+        async with self._database.writing() as db:
+            await db.execute(
+                update(starts)
+                .where(starts.c.sandbox_id == start.sandbox_id, starts.c.number == start.number)
+                .values(first_command_ms=start.first_command_ms)
+            )
+
+    async def starts(self, sandbox_id: SandboxId) -> list[StartRecord]:
+        """Its receipts, oldest first."""
+        query = select(starts).where(starts.c.sandbox_id == sandbox_id).order_by(starts.c.number)
+        async with self._database.reading() as db:
+            rows = list((await db.execute(query)).mappings())
+        return [StartRecord(**{**row, "started": Started(**row["started"])}) for row in rows]
 
     async def forget_answers(self, sandbox_id: SandboxId) -> None:
         """Remove what was kept for retries about this sandbox: the output of its commands is in there."""
@@ -80,9 +98,10 @@ class SandboxStore:
         return found[0] if found else None
 
     async def unfinished(self) -> list[SandboxRecord]:
-        """All that are not stopped, of every account."""
+        """All that run or may run again, of every account."""
+        kept = sandboxes.c.disk_kept & sandboxes.c.deleted_at_s.is_(None)
         async with self._database.reading() as db:
-            return await self._read(db, select(sandboxes).where(sandboxes.c.state != State.STOPPED.value))
+            return await self._read(db, select(sandboxes).where((sandboxes.c.state != State.STOPPED.value) | kept))
 
     async def page(self, caller: Caller, wanted: SandboxFilter, *, limit: int, cursor: str | None) -> Page:
         """A page of what the caller may see, oldest first. Raises InvalidRequest for a cursor that is not ours."""
@@ -161,7 +180,8 @@ def _label_rows(record: SandboxRecord) -> list[dict[str, str]]:
 
 
 _AS_IS: Iterable[str] = (
-    *("name", "image", "lease_s", "on_lease_end", "auto_wake", "retention_days"),
+    *("name", "image", "lease_s", "on_lease_end", "auto_wake", "retention_days", "idle_pause_s", "persistent"),
+    *("paused_at_s", "disk_kept", "stored_bytes", "snapshot_id", "source_id", "note", "env_sealed"),
     *("created_at_s", "updated_at_s", "last_active_at_s", "ends_at_s", "ready_at_s", "ended_at_s", "deleted_at_s"),
 )
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData(
@@ -71,6 +72,15 @@ sandboxes = Table(
     Column("env_names", JSON, nullable=False),
     Column("started", JSON),
     Column("network", JSON),  # NULL is what a sandbox of before has: the open internet
+    Column("idle_pause_s", Integer, nullable=False, server_default="0"),
+    Column("persistent", Boolean, nullable=False, server_default=false()),
+    Column("paused_at_s", Float),
+    Column("disk_kept", Boolean, nullable=False, server_default=false()),
+    Column("stored_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("snapshot_id", String(36)),
+    Column("source_id", String(36)),
+    Column("note", String(1024)),
+    Column("env_sealed", LargeBinary),  # opens with a key that is not in the database
     Column("created_at_s", Float, nullable=False),
     Column("updated_at_s", Float, nullable=False),
     Column("last_active_at_s", Float, nullable=False),
@@ -94,6 +104,47 @@ egress_secrets = Table(
     Column("created_at_s", Float, nullable=False),
     Column("updated_at_s", Float, nullable=False),
     UniqueConstraint("account_id", "name"),
+)
+
+# How each machine of a sandbox came up: its receipts.
+starts = Table(
+    "starts",
+    metadata,
+    Column("sandbox_id", String(36), ForeignKey("sandboxes.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("cause", String(16), nullable=False),
+    Column("asked_at_s", Float, nullable=False),
+    Column("started", JSON, nullable=False),
+    Column("policy_version", Integer, nullable=False),
+    Column("policy_bound_ms", Float, nullable=False),
+    Column("first_command_ms", Float),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("account_id", String(36), ForeignKey("accounts.id"), nullable=False),
+    Column("key_id", String(36), ForeignKey("keys.id"), nullable=False),
+    Column("name", String(63)),
+    Column("labels", JSON, nullable=False),
+    Column("mode", String(8), nullable=False),  # memory | disk
+    Column("state", String(16), nullable=False),
+    Column("source_id", String(36), nullable=False),
+    Column("image", String(255), nullable=False),
+    Column("image_id", String(255)),
+    Column("vcpu", Integer, nullable=False),
+    Column("memory_mib", Integer, nullable=False),
+    Column("disk_mib", BigInteger, nullable=False),
+    Column("network", JSON, nullable=False),
+    Column("retention_days", Integer, nullable=False),
+    Column("stored_bytes", BigInteger, nullable=False),
+    Column("created_at_s", Float, nullable=False),
+    Column("expires_at_s", Float, nullable=False, index=True),
+    Column("ready_at_s", Float),
+    Column("deleted_at_s", Float),
+    Column("error", String(1024)),
+    Index(None, "account_id", "created_at_s", "id"),
 )
 
 # Labels have a table of their own because no JSON filter is written alike in both databases.

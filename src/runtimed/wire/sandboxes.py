@@ -18,7 +18,10 @@ from runtimed.core.limits import (
     DISK_MIN_MIB,
     ENV_MAX_BYTES,
     ENV_VARS_MAX,
+    FORKS_MAX,
+    IDLE_PAUSE_DEFAULT_S,
     IDLE_PAUSE_MAX_S,
+    IDLE_PAUSE_MIN_S,
     LABEL_KEY_MAX_CHARS,
     LABEL_VALUE_MAX_CHARS,
     LABELS_MAX,
@@ -36,7 +39,7 @@ from runtimed.core.limits import (
 )
 from runtimed.core.money import MICROS_MAX, Micros, Spending
 from runtimed.core.network import OPEN
-from runtimed.core.sandbox import SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec
+from runtimed.core.sandbox import ForkSpec, SandboxChange, SandboxFilter, SandboxRecord, SandboxSpec, StartRecord
 from runtimed.core.specs import Shape
 from runtimed.wire.egress import NetworkRules
 from runtimed.wire.strict import Shown, Strict, Text, check_env
@@ -82,6 +85,16 @@ Money = Annotated[Micros, Field(ge=0, le=MICROS_MAX)]
 """Whole microdollars."""
 
 
+_SIZES = {"vcpu": "vcpu", "memory_mib": "memoryMiB", "disk_mib": "diskMiB"}
+
+
+def _idle_s(asked: int | None, default_s: int) -> int:
+    """0 is never; what is shorter than the shortest is that."""
+    if asked is None:
+        return default_s
+    return max(asked, IDLE_PAUSE_MIN_S) if asked else 0
+
+
 class CreateSandbox(Strict):
     """Everything that `POST /v1/sandboxes` knows. What is not built yet is checked, and then refused by name."""
 
@@ -95,8 +108,8 @@ class CreateSandbox(Strict):
     cpu: Literal["shared", "reserved"] = "shared"
     cpu_floor_millis: int = Field(CPU_FLOOR_DEFAULT_MILLIS, ge=0, alias="cpuFloorMillis")
     timeout_s: Lease = Field(LEASE_DEFAULT_S, alias="timeoutSeconds")
-    on_lease_end: Literal["pause", "stop", "delete"] = Field("stop", alias="onLeaseEnd")
-    idle_pause_s: int = Field(0, ge=0, le=IDLE_PAUSE_MAX_S, alias="idlePauseSeconds")
+    on_lease_end: Literal["pause", "stop", "delete"] = Field("pause", alias="onLeaseEnd")
+    idle_pause_s: int | None = Field(None, ge=0, le=IDLE_PAUSE_MAX_S, alias="idlePauseSeconds")
     auto_wake: bool = Field(True, alias="autoWake")
     user: Literal["sandbox", "root"] = "sandbox"
     persistent: bool = False
@@ -128,10 +141,6 @@ class CreateSandbox(Strict):
         asked = {
             "cpu": self.cpu == "reserved",
             "cpuFloorMillis": self.cpu_floor_millis > CPU_FLOOR_DEFAULT_MILLIS,
-            "onLeaseEnd": self.on_lease_end == "pause",
-            "idlePauseSeconds": self.idle_pause_s > 0,
-            "persistent": self.persistent,
-            "snapshot": self.snapshot is not None,
             "spreadFrom": bool(self.spread_from),
             "volumes": bool(self.volumes),
             "tailscale": self.tailscale is not None,
@@ -147,8 +156,13 @@ class CreateSandbox(Strict):
             name=self.name,
             labels=self.labels,
             env=self.env,
-            on_lease_end="delete" if self.on_lease_end == "delete" else "stop",
+            on_lease_end=self.on_lease_end,
+            idle_pause_s=_idle_s(self.idle_pause_s, 0 if self.persistent else IDLE_PAUSE_DEFAULT_S),
             auto_wake=self.auto_wake,
+            persistent=self.persistent,
+            snapshot_id=self.snapshot,
+            shape_asked=frozenset(_SIZES[name] for name in self.model_fields_set & _SIZES.keys()),
+            network_asked=self.network is not None,
             user=self.user,
             network=NetworkPolicy(
                 rules=self.network.read(field_name="network") if self.network else OPEN,
@@ -176,14 +190,8 @@ class UpdateSandbox(Strict):
     max_total_cost_micros: Money | None = Field(None, alias="maxTotalCostMicros")
     timeout_s: Lease | None = Field(None, alias="timeoutSeconds")
     on_timeout: Literal["pause", "stop", "delete"] | None = Field(None, alias="onTimeout")
-
-    def not_built(self) -> list[str]:
-        asked = {
-            "idlePauseSeconds": bool(self.idle_pause_s),
-            "persistent": bool(self.persistent),
-            "onTimeout": self.on_timeout == "pause",
-        }
-        return [name for name, wanted in asked.items() if wanted]
+    on_lease_end: Literal["pause", "stop", "delete"] | None = Field(None, alias="onLeaseEnd")
+    """The older name of onTimeout."""
 
     def change(self) -> SandboxChange:
         return SandboxChange(
@@ -194,7 +202,9 @@ class UpdateSandbox(Strict):
             user=self.user,
             auto_wake=self.auto_wake,
             lease_s=self.timeout_s,
-            on_lease_end=self.on_timeout if self.on_timeout != "pause" else None,
+            on_lease_end=self.on_timeout or self.on_lease_end,
+            idle_pause_s=None if self.idle_pause_s is None else _idle_s(self.idle_pause_s, 0),
+            persistent=self.persistent,
             max_total_micros=self.max_total_cost_micros,
             clear_max_total="max_total_cost_micros" in self.model_fields_set and self.max_total_cost_micros is None,
         )
@@ -228,6 +238,31 @@ class ListQuery(BaseModel):
         )
 
 
+class Wake(Strict):
+    timeout_s: Lease | None = Field(None, alias="timeoutSeconds")
+    """The new lease; without it the sandbox's own."""
+
+
+class Fork(Strict):
+    count: int = Field(1, ge=1, le=FORKS_MAX)
+    name: Name | None = None
+    labels: Labels | None = None
+    keep_snapshot: bool = Field(False, alias="keepSnapshot")
+    funding: Literal["trial", "paid"] | None = None
+    """Taken and of no effect: copies are paid as their source is."""
+    secrets: list[Text] | None = None
+    """Names of the secrets that the copies may use; without it none."""
+
+    def spec(self) -> ForkSpec:
+        return ForkSpec(
+            count=self.count,
+            name=self.name,
+            labels=self.labels,
+            secrets=tuple(self.secrets or ()),
+            keep_snapshot=self.keep_snapshot,
+        )
+
+
 class Extend(Strict):
     seconds: int = Field(ge=1, le=LEASE_MAX_S)
 
@@ -255,6 +290,26 @@ class Sandbox(Shown):
     endedAt: str | None
 
 
+class Forked(Shown):
+    sandboxes: list[Sandbox]
+
+
+class StartReceipt(Shown):
+    """How one machine of a sandbox came up."""
+
+    number: int
+    cause: Literal["create", "wake", "restart", "fork"]
+    how: str
+    askedAt: str
+    stepsMs: dict[str, float]
+    firstCommandMs: float | None
+    checks: dict[str, float | bool | int]
+
+
+class StartList(Shown):
+    data: list[StartReceipt]
+
+
 class SandboxPage(Shown):
     data: list[Sandbox]
     nextCursor: str | None
@@ -273,8 +328,9 @@ _STATUS = {"starting": "pending", "running": "active", "pausing": "active", "pau
 
 def sandbox_body(record: SandboxRecord, *, region: str, money: SandboxMoney | None = None) -> dict[str, object]:
     """The sandbox object of wire protocol section 2.4."""
-    ended = not record.can_run
+    ended = record.state is State.STOPPED
     started = record.started
+    endless = record.persistent or record.state is State.PAUSED
     return {
         "id": record.id,
         "kind": "sandbox",
@@ -287,7 +343,8 @@ def sandbox_body(record: SandboxRecord, *, region: str, money: SandboxMoney | No
         "region": region,
         "image": record.image,
         "imageId": started.image_id if started else None,
-        "snapshot": None,
+        "snapshot": record.snapshot_id,
+        "sourceId": record.source_id,
         "vcpu": record.shape.vcpu,
         "memoryMiB": record.shape.memory_mib,
         "diskMiB": record.shape.disk_mib,
@@ -297,10 +354,10 @@ def sandbox_body(record: SandboxRecord, *, region: str, money: SandboxMoney | No
         "timeoutSeconds": record.lease_s,
         "onLeaseEnd": record.on_lease_end,
         "onTimeout": record.on_lease_end,
-        "idlePauseSeconds": 0,
+        "idlePauseSeconds": record.idle_pause_s,
         "autoWake": record.auto_wake,
-        "persistent": False,
-        "pausable": False,
+        "persistent": record.persistent,
+        "pausable": True,
         "user": record.user,
         "envNames": list(record.env_names),
         "secrets": None if record.network.secrets is None else list(record.network.secrets),
@@ -308,15 +365,17 @@ def sandbox_body(record: SandboxRecord, *, region: str, money: SandboxMoney | No
         "volumes": [],
         "createdAt": iso(record.created_at_s),
         "readyAt": iso(record.ready_at_s),
-        "pausedAt": None,
+        "pausedAt": iso(record.paused_at_s),
         "endedAt": iso(record.ended_at_s),
         "updatedAt": iso(record.updated_at_s),
         "lastActiveAt": iso(record.last_active_at_s),
         "expiresAt": iso(record.ends_at_s),
-        "endsAt": None if ended else iso(record.ends_at_s),
-        "pausedExpiresAt": None,
+        "endsAt": None if ended or endless else iso(record.ends_at_s),
+        "pausedExpiresAt": iso(record.kept_until_s),
         "retentionDays": record.retention_days,
-        "diskKept": False,
+        "diskKept": record.disk_kept,
+        "storedBytes": record.stored_bytes,
+        "pauseError": record.note,
         "chargedMicros": money.charged_micros if money else 0,
         "heldMicros": money.held_micros if money else 0,
         "trial": money.trial if money else False,
@@ -327,6 +386,25 @@ def sandbox_body(record: SandboxRecord, *, region: str, money: SandboxMoney | No
             "stepsMs": dict(started.steps_ms),
             "clockSkewMs": started.clock_skew_ms,
             "entropyReseeded": started.entropy_reseeded,
+        },
+    }
+
+
+def start_body(start: StartRecord) -> dict[str, object]:
+    """A receipt: how a machine was brought up, when each step was done, and what was checked."""
+    started = start.started
+    return {
+        "number": start.number,
+        "cause": start.cause,
+        "how": started.how,
+        "imageId": started.image_id,
+        "askedAt": iso(start.asked_at_s),
+        "stepsMs": {"policyBound": start.policy_bound_ms, **started.steps_ms},
+        "firstCommandMs": start.first_command_ms,
+        "checks": {
+            "clockSkewMs": started.clock_skew_ms,
+            "entropyReseeded": started.entropy_reseeded,
+            "policyVersion": start.policy_version,
         },
     }
 

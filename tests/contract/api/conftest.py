@@ -72,7 +72,8 @@ class Api:
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
     database = await open_database(sqlite_url(tmp_path / "runtime.db"))
-    clock, node = ManualClock(), SimNode()
+    clock = ManualClock()
+    node = SimNode(clock=clock)
     settings = Settings(state_dir=tmp_path, cache_dir=tmp_path, exec_per_sandbox=4)
     service = await build_service(settings, node=node, database=database, clock=clock)
     accounts = Accounts(database, clock)
@@ -92,7 +93,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         )
     if node.start_gate is not None:
         node.start_gate.set()
-    await service.lives.shut_down()
+    await service.recovery.leave(end=True)
     await service.services.idempotency.close()
     await database.close()
 

@@ -194,7 +194,7 @@ async def test_another_account_sees_nothing(rig: Rig) -> None:
     record = await rig.create()
     stranger = replace(rig.caller, account_id="other")
 
-    for ask in (rig.sandboxes.get, rig.sandboxes.delete, rig.sandboxes.inside, rig.sandboxes.wake):
+    for ask in (rig.sandboxes.get, rig.sandboxes.delete, rig.sandboxes.inside, rig.moves.starts):
         with pytest.raises(NotFound):
             await ask(stranger, record.id)  # type: ignore[operator]
     assert rig.node.running() == {record.id}
@@ -224,24 +224,13 @@ async def test_waking_one_that_is_awake_is_refused(rig: Rig) -> None:
     record = await rig.create()
 
     with pytest.raises(NotPaused):
-        await rig.sandboxes.wake(rig.caller, record.id)
+        await rig.moves.wake(rig.caller, record.id, lease_s=None, wait_s=5)
 
 
-async def test_a_service_that_was_killed_finds_its_sandboxes_lost(rig: Rig) -> None:
-    record = await rig.create(name="one")
-    rig.lives._lives.clear()  # what a killed process forgets
-
-    await rig.lives.recover()
-
-    after = await rig.sandboxes.get(rig.caller, record.id)
-    assert (after.state, after.stop_reason) == (State.STOPPED, StopReason.HOST_LOST)
-    assert (await rig.create(name="one")).state is State.RUNNING
-
-
-async def test_a_service_that_stops_ends_its_sandboxes(rig: Rig) -> None:
+async def test_a_service_that_is_told_to_ends_its_sandboxes_with_it(rig: Rig) -> None:
     record = await rig.create()
 
-    await rig.lives.shut_down()
+    await rig.recovery.leave(end=True)
 
     after = await rig.sandboxes.get(rig.caller, record.id)
     assert (after.state, after.stop_reason) == (State.STOPPED, StopReason.HOST_STOPPED)
