@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from runtimed.core.boot import ImageFiles, QemuInstall
 from runtimed.core.clock import SystemClock
 from runtimed.core.commands import Command
 from runtimed.core.errors import HostUnavailable
+from runtimed.core.files import WriteOptions
 from runtimed.core.ids import ProcessId
 from runtimed.core.specs import Shape
 from runtimed.node.accel import Verdict, emulator
@@ -23,6 +26,7 @@ from runtimed.node.guest import GuestClient, Identity
 from runtimed.node.vmm.base import Kept, MachinePlan, Template
 from runtimed.node.vmm.launch import JailPolicy
 from runtimed.node.vmm.merging import merged_base
+from runtimed.node.vmm.processes import end, mark
 from runtimed.node.vmm.qemu import QemuDriver
 
 pytestmark = pytest.mark.system
@@ -155,6 +159,42 @@ async def test_the_disk_of_a_machine_boots_cold_with_what_was_flushed(lab: Lab, 
     guest = await lab.guest(booted, within_s=120)
 
     assert await said(guest, "cat /workspace/f; ls /dev/shm") == "v1"
+
+
+async def test_fi_05_a_file_written_durably_survives_the_power_cut_of_its_machine(lab: Lab, tmp_path: Path) -> None:
+    plan, guest = await lab.clone()
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"acknowledged"
+
+    await guest.files.write("/workspace/f", content(), WriteOptions(user="sandbox", durable=True))
+    seen = mark(lab.driver.vmm_pid(plan.machine_id) or 0)
+    assert seen is not None
+    end(seen)  # no flush, no warning
+    await lab.driver.release(plan, tmp_path / "disk.qcow2")
+
+    booted = lab.plan()
+    await lab.driver.boot_disk(booted, lab.template, tmp_path / "disk.qcow2")
+    guest = await lab.guest(booted, within_s=120)
+
+    assert await said(guest, "cat /workspace/f") == "acknowledged"
+
+
+async def test_fi_17_a_memory_file_that_is_cut_short_ends_its_own_machines_only(lab: Lab, tmp_path: Path) -> None:
+    other = Template(key="other", directory=tmp_path / "other")
+    shutil.copytree(lab.template.directory, other.directory)
+    plan = lab.plan()
+    await lab.driver.restore(plan, other)
+    await lab.guest(plan)
+    _, healthy = await lab.clone()
+
+    os.chmod(other.directory / "memory", 0o600)
+    os.truncate(other.directory / "memory", 0)
+    async with asyncio.timeout(60):
+        why = await lab.driver.wait_exit(plan.machine_id)
+
+    assert why
+    assert await said(healthy, "echo alive") == "alive"
 
 
 async def test_a_wake_that_fails_gives_the_disk_back(lab: Lab, tmp_path: Path) -> None:
