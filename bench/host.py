@@ -42,6 +42,7 @@ def service(*, spares: int) -> Iterator[Service]:
     state = Path(tempfile.mkdtemp(prefix="runtime-bench-"))
     with (state / "out.log").open("wb") as out:
         line = [sys.executable, "-m", "runtimed", "serve", "--state-dir", str(state), "--spares", str(spares)]
+        line.append("--end-sandboxes")
         process = subprocess.Popen(line, stdout=out, stderr=out)
     try:
         deadline = time.monotonic() + START_S

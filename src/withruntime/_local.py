@@ -147,8 +147,10 @@ def ensure(env: Mapping[str, str], *, report: Report | None = None, give_up: Eve
         return waiter.until_answering(None if holder(state) is not None else _start(state, env))
 
 
-def stop(state: Path, *, within_s: float = STOP_MAX_S) -> int | None:
+def stop(state: Path, *, within_s: float = STOP_MAX_S, end_sandboxes: bool = False) -> int | None:
     """Ask the service to end, also one that still starts, and wait until it has. Returns its pid, None if none ran.
+
+    Sandboxes go on until their leases end, and the next service finds them; with `end_sandboxes` they end as well.
 
     Raises:
         ServiceUnavailableError: it was still there after `within_s` seconds.
@@ -159,6 +161,8 @@ def stop(state: Path, *, within_s: float = STOP_MAX_S) -> int | None:
     if pid is None or began is None:
         return None
     with contextlib.suppress(ProcessLookupError):
+        if end_sandboxes:
+            os.kill(pid, signal.SIGUSR1)
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + within_s
     while process_start_time(pid) == began:
@@ -170,6 +174,15 @@ def stop(state: Path, *, within_s: float = STOP_MAX_S) -> int | None:
             )
         time.sleep(_POLL_S)
     return pid
+
+
+def going_on(state: Path, pid: int) -> int | None:
+    """How many sandboxes go on without the service that had this pid; None where it did not say."""
+    try:
+        told = json.loads((state / "stopped.json").read_text())
+        return int(told["goingOn"]) if told["pid"] == pid else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 @dataclass(kw_only=True)

@@ -43,7 +43,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     log = state / "out.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "runtimed", "serve", "--state-dir", str(state)], stdout=out, stderr=out
+            [sys.executable, "-m", "runtimed", "serve", "--state-dir", str(state), "--end-sandboxes"],
+            stdout=out,
+            stderr=out,
         )
     try:
         known = _answering(process, state, log)

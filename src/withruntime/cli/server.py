@@ -60,19 +60,33 @@ def status(json: JsonFlag = False) -> None:
 
 
 @app.command()
-def stop(json: JsonFlag = False) -> None:
-    """Stop the local service; it need not run.
+def stop(
+    end_sandboxes: Annotated[bool, typer.Option("--end-sandboxes", help="End the sandboxes too.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Stop the local service; it need not run. Sandboxes go on, and the next service finds them.
 
-    Example: runtime server stop
+    \b
+    Examples:
+      runtime server stop
+      runtime server stop --end-sandboxes
     """
+    state = _state()
     try:
-        pid = _local.stop(_state())
+        pid = _local.stop(state, end_sandboxes=end_sandboxes)
     except RuntimeError as error:
         terminal.fail(error.message, hint=error.hint)
+    left = None if pid is None else _local.going_on(state, pid)
     if json:
-        terminal.show_json({"running": False, "stopped": pid is not None, "pid": pid})
-    else:
-        typer.echo("The local service did not run." if pid is None else f"Stopped (pid {pid}).")
+        terminal.show_json({"running": False, "stopped": pid is not None, "pid": pid, "goingOn": left})
+        return
+    typer.echo("The local service did not run." if pid is None else f"Stopped (pid {pid}).")
+    if left:
+        one = left == 1
+        typer.echo(
+            f"{left} sandbox{' goes' if one else 'es go'} on until {'its lease ends' if one else 'their leases end'}; "
+            "`runtime server start` finds them again."
+        )
 
 
 @app.command()
