@@ -224,7 +224,7 @@ class Keeper:
 
         async def one(number: int, spec: MachineSpec) -> None:
             async with gate:
-                made[number] = await self._bring_up(spec, record, kept, "fork", new=False)
+                made[number] = await self._bring_up(spec, record, kept, "fork", new=True)
 
         try:
             async with asyncio.TaskGroup() as group:
