@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.system.conftest import Service
 
+from runtimed.node.vmm.processes import mark
 from withruntime import Runtime, Sandbox
 from withruntime import RuntimeError as RuntimeFailure
 
@@ -99,7 +99,7 @@ def test_lk_17_a_stopped_sandbox_leaves_nothing_on_the_host(service: Service, cl
 
     sandbox.delete()
 
-    assert not Path(f"/proc/{pid}").exists()
+    assert mark(pid) is None
     assert all(
         sandbox.id not in record.read_text() for record in (service.state_dir / "machines").glob("*/machine.json")
     )

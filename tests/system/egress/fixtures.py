@@ -52,13 +52,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestWorld]:
 @pytest.fixture(scope="session")
 def egress_service(world: TestWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EgressService]:
     state = tmp_path_factory.mktemp("egress-state")
-    (state / "config.toml").write_text(
-        f'egress_open_ranges = "{",".join(RANGES)}"\n'
-        f'egress_nameservers = "{RESOLVER}"\n'
-        f'egress_extra_roots = "{world.roots}"\n'
-        "egress_response_s = 5\n"
-        "spares = 0\n"
-    )
+    configure(state, world)
     process, known = start_service(state)
     key = (state / "key").read_text().strip()
     client = Runtime(api_key=key, base_url=known["url"])
@@ -69,9 +63,20 @@ def egress_service(world: TestWorld, tmp_path_factory: pytest.TempPathFactory) -
         stop_service(process)
 
 
+def configure(state: Path, world: TestWorld, more: str = "") -> None:
+    """The operator's settings: the documentation ranges are open, and the world's resolver and authority are used."""
+    (state / "config.toml").write_text(
+        f'egress_open_ranges = "{",".join(RANGES)}"\n'
+        f'egress_nameservers = "{RESOLVER}"\n'
+        f'egress_extra_roots = "{world.roots}"\n'
+        "egress_response_s = 5\n"
+        f"spares = 0\n{more}"
+    )
+
+
 def start_service(state: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
     log = (state / "out.log").open("ab")
-    command = [sys.executable, "-m", "runtimed", "serve", "--state-dir", str(state)]
+    command = [sys.executable, "-m", "runtimed", "serve", "--state-dir", str(state), "--end-sandboxes"]
     process = subprocess.Popen(command, stdout=log, stderr=log)
     deadline = time.monotonic() + START_S
     while not (state / "service.json").exists():

@@ -126,6 +126,9 @@ class World:
                 body = await body_of(reader, fields)
                 writer.write(self.answer(method, target, fields, body, head))
                 await writer.drain()
+                if fields.get("connection") == "close":
+                    writer.close()
+                    return
                 if fields.get("upgrade"):
                     await self.echo(reader, writer)
                     return
