@@ -184,6 +184,7 @@ class Gateway:
                 await connection.proxied()
             elif isinstance(host, str) and isinstance(port, int) and 0 < port <= 65535:
                 await connection.transparent(host, port)
+            await pipe.linger()
         finally:
             bound.live.discard(connection)
             connection.finish()

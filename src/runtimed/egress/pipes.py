@@ -17,6 +17,8 @@ from runtimed.wire.streams import LinkLost, Stream, StreamReset
 READ_BYTES = 256 * 1024
 WIDE_AFTER_BYTES = 512 * 1024
 """A stream that carried so much is worth a larger window."""
+LINGER_S, LINGER_MAX_BYTES = 15.0, 1 << 20
+"""How long, and for how much, a program that was sent its end is waited for."""
 WIDE_MAX = 16
 """Streams with a large window at once in one sandbox: bounds what a guest can make the service hold."""
 
@@ -52,7 +54,7 @@ class GuestPipe:
 
     def __init__(self, stream: Stream, windows: Windows) -> None:
         self._stream, self._windows = stream, windows
-        self._wide = False
+        self._wide = self._ended = False
         self.bytes_out = self.bytes_in = 0
         """From the guest, and to it."""
 
@@ -81,7 +83,21 @@ class GuestPipe:
         self.bytes_in += len(data)
 
     async def end(self) -> None:
+        self._ended = True
         self._stream.end()
+
+    async def linger(self) -> None:
+        """After our end: wait for the guest's, so that a reset does not overtake what its program has not read yet.
+
+        What still comes is thrown away; a program that does not close is cut off in the end.
+        """
+        left = LINGER_MAX_BYTES if self._ended else 0
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while left > 0 and (data := await self.read()):
+                    left -= len(data)
+        except TimeoutError:
+            return
 
     def reset(self, message: str) -> None:
         """The guest's program sees its connection reset."""

@@ -447,3 +447,17 @@ async def test_a_websocket_passes_and_its_answers_are_guarded(house: House) -> N
 
     assert b"the-real" not in rest
     assert house.told("secret")
+
+
+async def test_an_answer_is_read_whole_before_the_connection_is_gone(house: House) -> None:
+    """A reset that overtakes the end of an answer makes a program lose what it has not read yet."""
+    port = await house.serve(Recorder())
+    house.sockets.hosts["api.test"] = "127.0.0.1"
+    house.bind()
+    stream = house.proxy()
+    request = f"GET http://api.test:{port}/ HTTP/1.1\r\nHost: api.test\r\nConnection: close\r\n\r\n"
+    await stream.send(request.encode())
+    await read_until(stream, b"ok")
+
+    assert await stream.receive() is None
+    stream.end()
