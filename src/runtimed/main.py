@@ -288,6 +288,7 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
         task.cancel()
     service.services.closing.set()
     going_on = await service.recovery.leave(end=told.end_sandboxes)
+    await service.metering.close()
     folder.say_stopped(going_on=going_on)
     _log.info("stopping: %d sandboxes go on until their leases end", going_on)
     server.should_exit = True

@@ -172,7 +172,8 @@ class Charging:
                 _log.warning("sandbox %s wakes without a tab", record.id)
                 return
             tab, standing = tab_of(kept), await self._standing(books, record.key_id)
-            limits.check_places(standing)
+            if not kept.running:
+                limits.check_places(standing)
             _check_lifetime(tab.may_still_cost)
             step = tabs.woken(tab, lease_ms=int(left_s * MS), at_s=self._clock.now_s())
             limits.check_hold(tab.terms.funding, standing, step.newly_held)

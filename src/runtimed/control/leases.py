@@ -13,7 +13,7 @@ from runtimed.control.life import Life, Lives
 from runtimed.control.sleep import Sleep
 from runtimed.control.till import FreeTill, Till
 from runtimed.core.clock import Clock
-from runtimed.core.errors import PaymentRequired, SpendingLimitReached
+from runtimed.core.errors import BudgetExceeded, PaymentRequired, SpendingLimitReached
 from runtimed.core.lifecycle import State, StopReason
 from runtimed.core.sandbox import StartRecord
 from runtimed.core.tasks import spawn
@@ -82,10 +82,10 @@ class Leases:
                 await (self.till or FreeTill()).lease_changed(life.record, lease_s)
                 await self.lives.change(life, ends_at_s=self.clock.now_s() + lease_s)
                 return
-            except PaymentRequired as refused:
+            except (PaymentRequired, BudgetExceeded) as refused:
                 _log.warning("sandbox %s is paused: %s", life.record.id, refused.message)
-                limit = isinstance(refused, SpendingLimitReached)
-        self.sleep.pause(life, StopReason.SPENDING_LIMIT if limit else StopReason.INSUFFICIENT_FUNDS)
+                reason = _why_not_renewed(refused)
+        self.sleep.pause(life, reason)
 
     async def _expire(self, life: Life) -> None:
         if life.record.on_lease_end == "delete" and life.record.deleted_at_s is None:
@@ -126,3 +126,9 @@ def with_first_command(life: Life) -> StartRecord | None:
     if receipt is None or receipt.first_command_ms is not None or life.first_command_at_s is None:
         return receipt
     return replace(receipt, first_command_ms=round((life.first_command_at_s - receipt.asked_at_s) * 1000, 3))
+
+
+def _why_not_renewed(refused: PaymentRequired | BudgetExceeded) -> StopReason:
+    if isinstance(refused, BudgetExceeded):
+        return StopReason.LIFETIME_CAP
+    return StopReason.SPENDING_LIMIT if isinstance(refused, SpendingLimitReached) else StopReason.INSUFFICIENT_FUNDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from runtimed.core.clock import Clock
 from runtimed.core.ledger import LedgerError
 from runtimed.core.lifecycle import StopReason
 from runtimed.core.ports import Meter
+from runtimed.core.tasks import spawn
 from runtimed.store.books import Books
 
 SAMPLE_EVERY_S = 10.0
@@ -62,4 +64,10 @@ class Metering:
         """Reconcile for ever."""
         while True:
             await self.clock.sleep(SAMPLE_EVERY_S)
-            await self.reconcile()
+            # A task of its own: a busy database is logged, and costs this turn and not the service.
+            await asyncio.wait({spawn(self.reconcile(), name="meter and charge once")})
+
+    async def close(self) -> None:
+        """Before the service stops: charge what was used until now, since what comes after it is credited."""
+        await self.meter.tick()
+        await self.charging.collect()

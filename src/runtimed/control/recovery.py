@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from runtimed.control.life import Life, LifeParts, Lives
-from runtimed.core.errors import PaymentRequired, RuntimedError
+from runtimed.core.errors import RuntimedError
 from runtimed.core.ids import SandboxId
 from runtimed.core.lifecycle import State, StopReason
 from runtimed.core.sandbox import SandboxRecord
@@ -105,7 +105,7 @@ class Recovery:
         try:
             if record.state is State.PAUSED:  # its memory was not written in time
                 await self._parts.till.woken(record, left_s)
-        except PaymentRequired as refused:
+        except RuntimedError as refused:
             _log.warning("sandbox %s goes on without a hold: %s", record.id, refused.message)
         self._parts.till.began(record.id)
         try:

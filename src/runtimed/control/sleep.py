@@ -18,7 +18,6 @@ from runtimed.core.errors import (
     NotPaused,
     NotRunning,
     NotStopped,
-    PaymentRequired,
     RuntimedError,
     StartFailed,
 )
@@ -162,7 +161,7 @@ class Sleep:
             self._node.lease(life.record.id, left_s)
             try:
                 await self._till.woken(life.record, left_s)
-            except PaymentRequired as refused:
+            except RuntimedError as refused:
                 _log.warning("sandbox %s goes on without a hold: %s", life.record.id, refused.message)
 
     async def _wake(self, life: Life, lease_s: int | None, *, cold: bool) -> None:

@@ -13,8 +13,9 @@ from typing import Literal, Self
 
 from runtimed.core.ids import AccountId, KeyId, SandboxId
 
-SampleKind = Literal["ready", "tick", "paused", "stopped"]
-"""Why a sample was taken: the machine became ready, time went by, its vCPUs stopped (for now, or for good)."""
+SampleKind = Literal["ready", "found", "tick", "paused", "stopped"]
+"""Why a sample was taken: the machine became ready, was found running by a service that was not there before, time
+went by, its vCPUs stopped (for now, or for good). What came before `found` is credited: nobody could reach it."""
 
 MB = 1_000_000
 """Storage is counted in whole decimal megabytes, rounded down in the customer's favour."""

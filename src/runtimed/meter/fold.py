@@ -95,7 +95,7 @@ def _count(state: Folded, unreachable: tuple[UnreachableTime, ...], *, all_that_
                 at_ms=sample.at_ms,
                 sample_hash=sample.hash,
                 used=sample.counters.since(before),
-                credited=any(gap.covers(seq) for gap in unreachable),
+                credited=sample.kind == "found" or any(gap.covers(seq) for gap in unreachable),
             )
         )
         # At least what was counted: a counter that the kernel corrects downwards by a tick is not counted up again.

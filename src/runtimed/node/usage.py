@@ -90,7 +90,7 @@ class UsageSampler:
             known = self._counting[sandbox_id]
         if known.incarnation == machine:
             self._counting[sandbox_id] = replace(known, pid=pid, gone=False)
-            return self._take(sandbox_id, "tick")
+            return self._take(sandbox_id, "found" if known.gone else "tick")
         self._counting[sandbox_id] = Counting(
             seq=known.seq,
             incarnation=machine,

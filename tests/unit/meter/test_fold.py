@@ -122,6 +122,14 @@ def test_while_a_host_is_unreachable_all_that_comes_is_credited() -> None:
     assert [r.credited for r in records] == [False, True, True]
 
 
+def test_what_ran_while_no_service_was_there_is_credited() -> None:
+    first, second, third = sampled([[Used(running_ms=1000)] * 3])
+    found = replace(second, kind="found").sealed()
+    _, records = counted([[first, found, third]])
+
+    assert [record.credited for record in records] == [False, True, False]
+
+
 def test_an_early_sample_waits_for_those_before_it() -> None:
     first, second, third = sampled([[Used(running_ms=1000)] * 3])
     waits = fold(Folded(sandbox_id=SBX), [third, second])

@@ -109,7 +109,9 @@ async def test_a_restarted_service_goes_on_counting_where_it_was(
     cpu.us = 3_000_000
     found = again.begin(SBX, "one", PID)
 
-    assert (found.seq, found.counters) == (2, Used(cpu_us=1_000_000, running_ms=20_000))
+    assert (found.kind, found.seq) == ("found", 2)
+    assert found.counters == Used(cpu_us=1_000_000, running_ms=20_000)
+    assert again.begin(SBX, "one", PID).kind == "tick"  # found once
     assert len(again.log.closed()) == 1  # what the first one wrote waits to be collected
 
 
