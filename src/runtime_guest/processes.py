@@ -25,6 +25,7 @@ from runtime_guest.users import User
 DRAIN_S = 0.25
 """How long output of a command that has ended is waited for: a killed child may hold the pipe for a moment."""
 PIPE_BYTES = 64 * 1024
+TURN_BYTES, SMALL_BYTES = 256 * 1024, 4096
 LAG_BYTES = 512 * 1024
 """A live reader that is this far behind stops the command; half of what is kept, so that nothing is lost to it."""
 READER_GONE_S = 10.0
@@ -192,22 +193,17 @@ class Process:
     # Output.
 
     def _readable(self, fd: int) -> None:
-        try:
-            data = os.read(fd, PIPE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:  # A terminal whose programs are gone.
-            data = b""
-        if not data:
+        data, ended = _read_some(fd)
+        if data:
+            stream = self._fds[fd]
+            self.ring.append(stream, data)
+            if self.captured is not None:
+                self.captured[stream].append(data)
+            for reader in self._readers:
+                reader.wake()
+        if ended:
             self._close_output(fd)
-            return
-        stream = self._fds[fd]
-        self.ring.append(stream, data)
-        if self.captured is not None:
-            self.captured[stream].append(data)
-        for reader in self._readers:
-            reader.wake()
-        if self._readers:
+        elif self._readers:
             self._hold_or_go_on()
 
     def _close_output(self, fd: int) -> None:
@@ -542,6 +538,26 @@ class Processes:
         if self._dying:
             self._sweep = self._loop.call_later(self._sweep_s, self._sweep_dying)
             self._sweep_s = min(self._sweep_s * 2, 5.0)
+
+
+def _read_some(fd: int) -> tuple[bytes, bool]:
+    """What is there, up to TURN_BYTES, and whether it was the end. A program that writes much costs few turns."""
+    found: list[bytes] = []
+    size = 0
+    while size < TURN_BYTES:
+        try:
+            data = os.read(fd, PIPE_BYTES)
+        except BlockingIOError:
+            break
+        except OSError:  # A terminal whose programs are gone.
+            data = b""
+        if not data:
+            return b"".join(found), True
+        found.append(data)
+        size += len(data)
+        if len(data) < SMALL_BYTES:  # Most likely all there is: asking again costs more than it brings.
+            break
+    return found[0] if len(found) == 1 else b"".join(found), False
 
 
 async def _read_to_end(fd: int) -> bytes:
