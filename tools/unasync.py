@@ -40,6 +40,7 @@ RENAMES = {
     "AsyncSandboxView": "SandboxView",
     "AsyncSandboxes": "Sandboxes",
     "AsyncSecrets": "Secrets",
+    "AsyncSnapshots": "Snapshots",
     "AsyncTools": "Tools",
     "AsyncTransfers": "Transfers",
     "AsyncTransport": "Transport",

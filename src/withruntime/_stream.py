@@ -307,6 +307,7 @@ class ResultCollector:
         self._lost_bytes = 0
         self._process_id = process_id
         self._replayed = False
+        self._lease_ends_in: float | None = None
 
     def add(self, event: Json) -> object:
         """Take one event. Returns what the caller's own callback returned, so that an async one can be awaited."""
@@ -314,6 +315,7 @@ class ResultCollector:
         if kind == "start":
             self._process_id = event["processId"]
             self._replayed = bool(event.get("replayed", False))
+            self._lease_ends_in = event.get("leaseEndsInSeconds")
         elif kind == "truncated":
             self._lost_bytes += int(event.get("droppedBytes", 0)) or 1
         elif kind in self._kept:
@@ -340,6 +342,7 @@ class ResultCollector:
             TracedFiles.from_json(last.get("files")),
             None if lost else out.total,
             None if lost else err.total,
+            self._lease_ends_in,
         )
 
 

@@ -49,6 +49,8 @@ class CommandResult:
     stdout_total_bytes: int | None = field(default=None, repr=False)
     """How many bytes the command wrote to it, kept or not; None where the service did not say."""
     stderr_total_bytes: int | None = field(default=None, repr=False)
+    lease_ends_in_seconds: float | None = field(default=None, repr=False)
+    """How long the sandbox had left when the command began, where that was little."""
 
     @staticmethod
     def from_json(data: Json) -> "CommandResult":
@@ -66,6 +68,7 @@ class CommandResult:
             TracedFiles.from_json(data.get("files")),
             data.get("stdoutBytes"),
             data.get("stderrBytes"),
+            data.get("leaseEndsInSeconds"),
         )
 
     def to_json(self) -> Json:
@@ -80,6 +83,7 @@ class CommandResult:
             "durationMs": self.duration_ms,
             "processId": self.process_id,
             "outOfMemory": self.out_of_memory,
+            "leaseEndsInSeconds": self.lease_ends_in_seconds,
         }
 
     def to_dict(self) -> Json:

@@ -18,7 +18,8 @@ from runtimed.api.streaming import Streamed
 from runtimed.core.commands import Command
 from runtimed.core.errors import RuntimedError
 from runtimed.core.ids import ProcessId
-from runtimed.core.limits import CAPTURE_BYTES, CAPTURE_LONG_BYTES, CAPTURE_LONG_FROM_MS
+from runtimed.core.limits import CAPTURE_BYTES, CAPTURE_LONG_BYTES, CAPTURE_LONG_FROM_MS, LEASE_NEAR_S
+from runtimed.core.sandbox import Inside
 from runtimed.wire import commands as wire
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["commands"])
@@ -41,9 +42,17 @@ async def execute(request: Request, sandbox_id: str, body: wire.ExecRequest) -> 
             inside = await services.sandboxes.inside(caller, sandbox_id)
             done = await inside.guest.processes.capture(question.process_id(), command, keep_bytes=keep_bytes)
         note(request, exitCode=done.exit.exit_code, timedOut=done.exit.timed_out)
-        return Answer(status=200, body=wire.captured_body(done))
+        return Answer(status=200, body=wire.captured_body(done) | lease_note(inside, command.timeout_ms))
 
     return await answer_once(request, work, sandbox_id=sandbox_id, claim=False)
+
+
+def lease_note(inside: Inside, timeout_ms: int) -> dict[str, object]:
+    """What a command is told whose sandbox's lease was near its end when it began, and nothing else."""
+    left_s = inside.lease_left_s
+    if left_s is None or left_s >= min(LEASE_NEAR_S, timeout_ms / 1000):
+        return {}
+    return {"leaseEndsInSeconds": round(max(0.0, left_s), 1)}
 
 
 async def _stream(request: Request, sandbox_id: str, command: Command) -> Response:
@@ -81,7 +90,7 @@ async def _first(
         await services.idempotency.leave(question, outcome)
 
     async def lines() -> AsyncGenerator[bytes]:
-        yield line(wire.event_body(began, as_base64=False))
+        yield line(wire.event_body(began, as_base64=False) | lease_note(inside, command.timeout_ms))
         async for text in event_lines(request, events, cursor=0, as_base64=False):
             yield text
 

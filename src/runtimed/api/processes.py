@@ -13,6 +13,7 @@ from starlette.responses import Response
 from runtimed.api.answering import answer_once, not_built
 from runtimed.api.auditing import note, program_of
 from runtimed.api.envelope import json_response
+from runtimed.api.exec import lease_note
 from runtimed.api.idempotency import Answer, KeyedRequest
 from runtimed.api.ndjson import MEDIA_TYPE, event_lines
 from runtimed.api.services import caller_of, services_of
@@ -38,7 +39,8 @@ async def spawn_process(request: Request, sandbox_id: str, body: wire.SpawnReque
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
             process = await inside.guest.processes.spawn(question.process_id(), body.to_command())
-        return Answer(status=201, body=wire.process_body(process))
+        told = lease_note(inside, body.to_command().timeout_ms)
+        return Answer(status=201, body=wire.process_body(process) | told)
 
     return await answer_once(request, work, sandbox_id=sandbox_id, claim=False)
 

@@ -9,6 +9,7 @@ from withruntime import _calls, _settings
 from withruntime._async.money import AsyncAudit, AsyncLimits
 from withruntime._async.sandboxes import AsyncSandboxes
 from withruntime._async.secrets import AsyncSecrets
+from withruntime._async.snapshots import AsyncSnapshots
 from withruntime._async.transport import AsyncTransport, ClientOptions
 from withruntime._retry import RetryPolicy
 from withruntime._values import Json
@@ -45,6 +46,7 @@ class AsyncRuntime:
         )
         self._t = AsyncTransport(options)
         self.sandboxes = AsyncSandboxes(self._t)
+        self.snapshots = AsyncSnapshots(self._t)
         self.secrets = AsyncSecrets(self._t)
         self.limits = AsyncLimits(self._t)
         self.audit = AsyncAudit(self._t)

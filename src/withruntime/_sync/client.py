@@ -12,6 +12,7 @@ from withruntime._retry import RetryPolicy
 from withruntime._sync.money import Audit, Limits
 from withruntime._sync.sandboxes import Sandboxes
 from withruntime._sync.secrets import Secrets
+from withruntime._sync.snapshots import Snapshots
 from withruntime._sync.transport import ClientOptions, Transport
 from withruntime._values import Json
 
@@ -47,6 +48,7 @@ class Runtime:
         )
         self._t = Transport(options)
         self.sandboxes = Sandboxes(self._t)
+        self.snapshots = Snapshots(self._t)
         self.secrets = Secrets(self._t)
         self.limits = Limits(self._t)
         self.audit = Audit(self._t)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from withruntime import _calls, _flows
+from withruntime import _calls, _flows, _snapshot_calls
 from withruntime._calls import (
     Command,
     CommandSpec,
@@ -160,7 +160,7 @@ class SandboxChanges(SandboxView):
         return answer
 
     def pause(self, wait: bool = True, idempotency_key: str | None = None) -> Self:
-        """Keep its memory and files, and use no CPU."""
+        """Keep its memory, processes and files, and use no CPU and no memory. The next call into it wakes it."""
         return self._change("pause", key=idempotency_key, wait=wait)
 
     def wake(
@@ -240,7 +240,11 @@ class SandboxChanges(SandboxView):
         secrets: list[str] | None = None,
         idempotency_key: str | None = None,
     ) -> "Self | list[Self]":
-        """Copy it with memory, processes and disk; one copy without `count`, a list with it."""
+        """Copy it with memory, processes and disk; one copy without `count` (1 to 16), a list with it.
+
+        It goes on as it was. All copies start, or none does. They are called `name`, `name-1`, ... and use none of
+        its secrets but those that `secrets` names.
+        """
         fields = [
             ("count", count),
             ("name", name),
@@ -265,10 +269,20 @@ class SandboxChanges(SandboxView):
         idempotency_key: str | None = None,
         timeout_seconds: float | None = None,
     ) -> Json:
-        """Keep its memory or its disk to start others from."""
-        fields = [("name", name), ("labels", labels), ("retention_days", retention_days), ("mode", mode)]
-        call = _calls.change_sandbox(self.id, "snapshot", _calls.sent(fields), key=idempotency_key, wait_s=10)
-        return self._t.send(call)
+        """Keep its memory or its disk to start others from, and return once that is done; it goes on.
+
+        Raises:
+            RuntimeError: it could not be made (`snapshot_failed`), or not within `timeout_seconds`, 600 where none
+                is named (`snapshot_timeout`).
+        """
+        fields = {"name": name, "labels": labels, "retention_days": retention_days, "mode": mode}
+        call = _snapshot_calls.take(self.id, fields, key=idempotency_key)
+        made = _snapshot_calls.made(call, self._t.policy, mode=mode, within_s=timeout_seconds)
+        return self._t.drive(made)
+
+    def starts(self) -> list[Json]:
+        """How each of its machines came up: from what, when each step was done, what was checked. Oldest first."""
+        return self._t.send(_calls.get(_calls.sandbox_path(self.id, "/starts"), _calls.as_data))
 
     def _change(self, verb: str, body: Json | None = None, *, key: str | None, wait: bool | None = None) -> Self:
         wait_s = _calls.SETTLE_S if wait else None

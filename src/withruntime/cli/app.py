@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from withruntime._version import VERSION
-from withruntime.cli import compare, money, network, processes, sandboxes, server, transfer
+from withruntime.cli import compare, money, network, processes, sandboxes, server, sleeping, transfer
 from withruntime.cli.terminal import fail
 
 app = typer.Typer(
@@ -19,9 +19,10 @@ app = typer.Typer(
     epilog="Example: runtime sandbox run -- python3 -c 'print(6 * 7)'",
 )
 app.add_typer(sandboxes.app, name="sandbox")
+app.add_typer(sleeping.snapshots, name="snapshot")
 app.add_typer(server.app, name="server")
 app.add_typer(network.secrets, name="secrets")
-for commands in (processes, transfer, network):
+for commands in (sleeping, processes, transfer, network):
     commands.register(sandboxes.app)
 compare.register(app)
 money.register(app, sandboxes.app)

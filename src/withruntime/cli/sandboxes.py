@@ -7,7 +7,7 @@ import typer
 from withruntime._async.client import AsyncRuntime
 from withruntime._async.sandbox import AsyncSandbox
 from withruntime._values import Json
-from withruntime.cli import attached, terminal
+from withruntime.cli import attached, sleeping, terminal
 from withruntime.cli.attached import AttachedCommand
 from withruntime.cli.network import Allow, Connect, Deny, NoInternet, rules_of, tell_refusals
 from withruntime.cli.terminal import JsonFlag, SandboxRef
@@ -30,6 +30,9 @@ Disk = Annotated[int | None, typer.Option("--disk", help="Disk in MiB, from 3072
 Name = Annotated[str | None, typer.Option(help="A name, held while the sandbox can run.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="KEY=VALUE to find it by; repeatable.")]
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for its programs; repeatable.")]
+Lease = Annotated[int | None, typer.Option(help="Seconds until its lease ends, 60 to 86400.")]
+AtEnd = Annotated[str | None, typer.Option(help="What its lease's end does: pause, stop or delete.")]
+IdlePause = Annotated[int | None, typer.Option(help="Seconds without use until it is paused; 0 never.")]
 Trial = Annotated[bool, typer.Option("--trial", help="Use trial hours only, never credit.")]
 Cwd = Annotated[str | None, typer.Option(help="Folder to run in; /workspace where none is named.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds until the command is ended, with exit code 124.")]
@@ -126,7 +129,11 @@ def create(
     disk: Disk = None,
     env: Env = None,
     label: Labels = None,
-    lease: Annotated[int | None, typer.Option(help="Seconds until it ends by itself.")] = None,
+    lease: Lease = None,
+    at_end: AtEnd = None,
+    idle_pause: IdlePause = None,
+    persistent: Annotated[bool, typer.Option("--persistent", help="Renew the lease; keep the disk at a stop.")] = False,
+    snapshot: Annotated[str | None, typer.Option(help="Begin as a copy of this snapshot.")] = None,
     no_internet: NoInternet = False,
     allow: Allow = None,
     deny: Deny = None,
@@ -139,7 +146,8 @@ def create(
     \b
     Examples:
       runtime sandbox create --name my-box --memory 2048
-      runtime sandbox create --lease 3600 --label job=42
+      runtime sandbox create --lease 3600 --at-end stop --label job=42
+      runtime sandbox create --snapshot 0b9c8a51-4a7e-4f0e-9d6c-1f3f5b7f2a11
     """
     fields = terminal.given(
         name=name,
@@ -148,6 +156,10 @@ def create(
         memory_mib=memory,
         disk_mib=disk,
         timeout_seconds=lease,
+        on_lease_end=at_end,
+        idle_pause_seconds=idle_pause,
+        persistent=persistent or None,
+        snapshot=snapshot,
         env=terminal.key_values(env, what="variable") or None,
         labels=terminal.key_values(label, what="label") or None,
         network=rules_of(no_internet, allow, deny, connect),
@@ -188,14 +200,25 @@ def list_(
 
 
 @app.command()
-def get(sandbox: SandboxRef, json: JsonFlag = False) -> None:
-    """Show what a sandbox is.
+def get(
+    sandbox: SandboxRef,
+    starts: Annotated[bool, typer.Option("--starts", help="How each of its machines came up.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Show what a sandbox is, or how it started.
 
-    Example: runtime sandbox get my-box --json
+    \b
+    Examples:
+      runtime sandbox get my-box --json
+      runtime sandbox get my-box --starts
     """
 
     async def work(client: AsyncRuntime) -> None:
-        info = (await terminal.find_sandbox(client, sandbox)).info
+        found = await terminal.find_sandbox(client, sandbox)
+        if starts:
+            sleeping.show_starts(await found.starts(), json=json)
+            return
+        info = found.info
         if json:
             terminal.show_json(info)
         else:
@@ -228,7 +251,7 @@ def extend(
 
 @app.command()
 def stop(sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...")], json: JsonFlag = False) -> None:
-    """Stop sandboxes.
+    """Stop sandboxes; of persistent ones the disk stays, for a restart.
 
     Example: runtime sandbox stop my-box
     """
@@ -293,7 +316,10 @@ async def _attend(sandbox: AsyncSandbox, command: AttachedCommand, *, json: bool
         await tell_refusals(sandbox)
     if json:
         terminal.show_json(result.to_json() | {"sandboxId": sandbox.id})
-    elif result.out_of_memory:
+        return attached.exit_code_of(result)
+    if result.lease_ends_in_seconds is not None:
+        terminal.note(f"the sandbox's lease had {result.lease_ends_in_seconds:g} s left when the command began")
+    if result.out_of_memory:
         terminal.note(f"the command ran out of memory ({result.out_of_memory.get('message', 'no details')})")
     return attached.exit_code_of(result)
 

@@ -143,14 +143,15 @@ def no_room(error: RuntimeError, wait_s: float) -> None:
 
 
 async def find_sandbox(client: AsyncRuntime, reference: str) -> AsyncSandbox:
-    """A sandbox by id, else by name."""
+    """A sandbox by id, else the one that holds the name: it runs, or may run again."""
     try:
         return await client.sandboxes.get(reference)
     except NotFoundError:
-        named = await (await client.sandboxes.list(name=reference)).to_list(limit=1)
-        if not named:
+        named = [one async for one in await client.sandboxes.list(name=reference, include_stopped=True)]
+        holding = [one for one in named if one.state != "stopped" or one.info.get("diskKept")]
+        if not holding:
             raise
-        return named[0]
+        return holding[-1]
 
 
 def key_values(given: Sequence[str] | None, *, what: str) -> dict[str, str]:

@@ -1,0 +1,243 @@
+"""The commands that keep sandboxes and bring them back: pause, wake, restart, fork, snapshot and update, and snapshot ls."""
+
+from typing import Annotated
+
+import typer
+
+from withruntime._async.client import AsyncRuntime
+from withruntime._values import Json
+from withruntime.cli import terminal
+from withruntime.cli.terminal import JsonFlag, SandboxRef
+
+snapshots = typer.Typer(
+    help="List and delete snapshots.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Sandboxes = Annotated[list[str], typer.Argument(metavar="SANDBOX...")]
+Labels = Annotated[list[str] | None, typer.Option("--label", help="KEY=VALUE to find it by; repeatable.")]
+STEPS = ("policyBound", "scheduled", "restored", "ready")
+
+
+def pause(sandboxes: Sandboxes, json: JsonFlag = False) -> None:
+    """Pause sandboxes: memory, processes and files are kept, and the next command wakes them.
+
+    Example: runtime sandbox pause my-box
+    """
+
+    async def work(client: AsyncRuntime) -> None:
+        _show_all([(await (await terminal.find_sandbox(client, one)).pause()).info for one in sandboxes], json=json)
+
+    terminal.run(work)
+
+
+def wake(
+    sandboxes: Sandboxes,
+    lease: Annotated[int | None, typer.Option(help="Seconds until the new lease ends.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Wake paused sandboxes; those that are awake stay so.
+
+    Example: runtime sandbox wake my-box --lease 3600
+    """
+
+    async def work(client: AsyncRuntime) -> None:
+        woken: list[Json] = []
+        for one in sandboxes:
+            found = await terminal.find_sandbox(client, one)
+            woken.append((await found.wake(timeout_seconds=lease, on_capacity_wait=terminal.no_room)).info)
+        _show_all(woken, json=json)
+
+    terminal.run(work)
+
+
+def restart(sandboxes: Sandboxes, json: JsonFlag = False) -> None:
+    """Start stopped sandboxes again from their disks; of a paused one this gives up the memory.
+
+    Example: runtime sandbox restart my-box
+    """
+
+    async def work(client: AsyncRuntime) -> None:
+        started: list[Json] = []
+        async with terminal.patience("booting from the disk"):
+            for one in sandboxes:
+                found = await terminal.find_sandbox(client, one)
+                started.append((await found.restart(on_capacity_wait=terminal.no_room)).info)
+        _show_all(started, json=json)
+
+    terminal.run(work)
+
+
+def fork(
+    sandbox: SandboxRef,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=16, help="How many copies.")] = 1,
+    name: Annotated[str | None, typer.Option(help="Name of the first; the others are NAME-1, NAME-2, ...")] = None,
+    label: Labels = None,
+    secret: Annotated[
+        list[str] | None, typer.Option("--secret", help="A secret that the copies may use; repeatable.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Copy a running sandbox with memory, processes and files, and print the ids of the copies.
+
+    Example: runtime sandbox fork my-box --count 3 --name try
+    """
+    labels = terminal.key_values(label, what="label") or None
+
+    async def work(client: AsyncRuntime) -> None:
+        found = await terminal.find_sandbox(client, sandbox)
+        copies = await found.fork(count, name=name, labels=labels, secrets=secret)
+        _show_all([copy.info for copy in (copies if isinstance(copies, list) else [copies])], json=json)
+
+    terminal.run(work)
+
+
+def snapshot(
+    sandbox: SandboxRef,
+    name: Annotated[str | None, typer.Option(help="A name for the snapshot.")] = None,
+    mode: Annotated[str, typer.Option(help="memory keeps what runs too; disk keeps the files.")] = "memory",
+    days: Annotated[int | None, typer.Option(help="Days to keep it, 1 to 365; 30 where none is named.")] = None,
+    label: Labels = None,
+    json: JsonFlag = False,
+) -> None:
+    """Keep a sandbox to begin others from, and print the snapshot's id; it goes on as it was.
+
+    Example: runtime sandbox snapshot my-box --name ready --days 90
+    """
+    if mode not in ("memory", "disk"):
+        raise typer.BadParameter(f"{mode!r} is no mode: memory or disk")
+    labels = terminal.key_values(label, what="label") or None
+
+    async def work(client: AsyncRuntime) -> None:
+        found = await terminal.find_sandbox(client, sandbox)
+        async with terminal.patience("keeping it"):
+            kept = await found.snapshot(name=name, labels=labels, retention_days=days, mode=mode)
+        if json:
+            terminal.show_json(kept)
+        else:
+            typer.echo(kept["id"])
+
+    terminal.run(work)
+
+
+def update(
+    sandbox: SandboxRef,
+    name: Annotated[str | None, typer.Option(help="A new name.")] = None,
+    lease: Annotated[int | None, typer.Option(help="Seconds until the new lease ends.")] = None,
+    at_end: Annotated[str | None, typer.Option(help="What its lease's end does: pause, stop or delete.")] = None,
+    idle_pause: Annotated[int | None, typer.Option(help="Seconds without use until it is paused; 0 never.")] = None,
+    auto_wake: Annotated[
+        bool | None, typer.Option("--auto-wake/--no-auto-wake", help="Whether the next command wakes it.")
+    ] = None,
+    persistent: Annotated[
+        bool | None, typer.Option("--persistent/--no-persistent", help="Renew the lease; keep the disk at a stop.")
+    ] = None,
+    days: Annotated[int | None, typer.Option(help="Days to keep it when paused or stopped, 1 to 365.")] = None,
+    label: Labels = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for its programs.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Change what a sandbox is and does.
+
+    Example: runtime sandbox update my-box --idle-pause 0 --lease 86400
+    """
+    fields = terminal.given(
+        name=name,
+        timeout_seconds=lease,
+        on_timeout=at_end,
+        idle_pause_seconds=idle_pause,
+        auto_wake=auto_wake,
+        persistent=persistent,
+        labels=terminal.key_values(label, what="label") or None,
+        env=terminal.key_values(env, what="variable") or None,
+    )
+    if not fields and days is None:
+        raise typer.BadParameter("name what to change; `runtime sandbox update --help` lists it")
+
+    async def work(client: AsyncRuntime) -> None:
+        found = await terminal.find_sandbox(client, sandbox)
+        if fields:
+            await found.update(**fields)
+        if days is not None:
+            await found.set_retention(days)
+        _show_all([found.info], json=json)
+
+    terminal.run(work)
+
+
+@snapshots.command("ls")
+def list_snapshots(
+    sandbox: Annotated[str | None, typer.Option(help="Only those of this sandbox.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """List snapshots, oldest first.
+
+    Example: runtime snapshot ls
+    """
+
+    async def work(client: AsyncRuntime) -> None:
+        of = None if sandbox is None else (await terminal.find_sandbox(client, sandbox)).id
+        found = [one async for one in await client.snapshots.list(sandbox_id=of)]
+        if json:
+            terminal.show_json(found)
+            return
+        columns = ("id", "name", "mode", "state", "storedBytes", "sourceSandboxId", "createdAt", "expiresAt")
+        terminal.show_table(columns, ([one.get(column) for column in columns] for one in found))
+
+    terminal.run(work)
+
+
+@snapshots.command("rm")
+def remove_snapshots(ids: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...")], json: JsonFlag = False) -> None:
+    """Delete snapshots; what began from them goes on.
+
+    Example: runtime snapshot rm 0b9c8a51-4a7e-4f0e-9d6c-1f3f5b7f2a11
+    """
+
+    async def work(client: AsyncRuntime) -> None:
+        for one in ids:
+            await client.snapshots.delete(one)
+        _show_all([{"id": one} for one in ids], json=json)
+
+    terminal.run(work)
+
+
+def register(app: typer.Typer) -> None:
+    """Put the commands on a sandbox into their group."""
+    for command in (pause, wake, restart, fork, snapshot, update):
+        app.command()(command)
+
+
+def show_starts(starts: list[Json], *, json: bool) -> None:
+    """Receipts: the time of each step in milliseconds since the start was asked for."""
+    if json:
+        terminal.show_json(starts)
+        return
+    columns = (
+        "number",
+        "cause",
+        "how",
+        "askedAt",
+        *STEPS,
+        "firstCommandMs",
+        "clockSkewMs",
+        "entropyReseeded",
+        "policy",
+    )
+    rows = []
+    for start in starts:
+        steps, checks = start["stepsMs"], start["checks"]
+        told = [start["number"], start["cause"], start["how"], start["askedAt"], *(steps.get(step) for step in STEPS)]
+        told += [start.get("firstCommandMs"), checks["clockSkewMs"], checks["entropyReseeded"], checks["policyVersion"]]
+        rows.append([round(cell, 1) if isinstance(cell, float) else cell for cell in told])
+    terminal.show_table(columns, rows)
+
+
+def _show_all(infos: list[Json], *, json: bool) -> None:
+    if json:
+        terminal.show_json(infos)
+    else:
+        for info in infos:
+            typer.echo(info["id"])
