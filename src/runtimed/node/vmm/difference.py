@@ -85,9 +85,21 @@ def owned(pid: int, memory: Iterable[Span]) -> list[Run]:
         for span in memory:
             for low, high in _scan(handle, span):
                 runs.append(Run(offset=low - span.address + span.offset, length=high - low))
-        return sorted(runs, key=lambda run: run.offset)
+        return joined(runs)
     finally:
         os.close(handle)
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """In order, each byte once. The kernel's scan may name a range twice (seen on 6.18: twice the memory was saved)."""
+    found: list[Run] = []
+    for run in sorted(runs, key=lambda run: run.offset):
+        last = found[-1] if found else None
+        if last is None or run.offset > last.offset + last.length:
+            found.append(run)
+        elif run.offset + run.length > last.offset + last.length:
+            found[-1] = Run(offset=last.offset, length=run.offset + run.length - last.offset)
+    return found
 
 
 def _scan(handle: int, span: Span) -> Iterator[tuple[int, int]]:
