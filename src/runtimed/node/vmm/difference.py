@@ -135,8 +135,9 @@ def _scan_here(handle: int, span: Span) -> Iterator[tuple[int, int]]:
     block_pages = 512
     nothing = bytes(block_pages * 8)
     start: int | None = None
-    for first in range(0, span.length // PAGE, block_pages):
-        raw = os.pread(handle, block_pages * 8, (span.address // PAGE + first) * 8)
+    pages = span.length // PAGE
+    for first in range(0, pages, block_pages):
+        raw = os.pread(handle, min(block_pages, pages - first) * 8, (span.address // PAGE + first) * 8)
         if raw == nothing[: len(raw)]:
             if start is not None:
                 yield start, span.address + first * PAGE
