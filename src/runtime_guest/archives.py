@@ -15,6 +15,12 @@ from runtime_guest.globs import Exclusions
 from runtime_guest.users import Users
 
 CHUNK_BYTES = 256 * 1024
+HEADER_MAX_BYTES = 1 << 20
+MEMBERS_MAX = 500_000
+"""Names that are remembered for hard links."""
+_HEADERS = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
 _BLOCK = 512
 
 
@@ -101,6 +107,26 @@ def _file(info: tarfile.TarInfo, path: str) -> Iterator[bytes]:
         os.close(fd)
 
 
+class _Member(tarfile.TarInfo):
+    """Headers say how long they are and could fill the agent's memory: long and endless ones are refused."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _HEADERS and self.size > HEADER_MAX_BYTES:
+            raise GuestError("invalid_request", "the archive has a header of more than 1 MiB", field="body")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            raise _sparse()
+        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+
+    def _apply_pax_info(self, headers: dict[str, str], encoding: str, errors: str) -> None:
+        if any(name.startswith("GNU.sparse") for name in headers):
+            raise _sparse()
+        super()._apply_pax_info(headers, encoding, errors)  # type: ignore[misc]
+
+
+def _sparse() -> GuestError:
+    return GuestError("invalid_request", "the archive holds sparse files; pack them whole", field="body")
+
+
 class Unpacking:
     """Puts the members of a tar below one folder, as the thread's user, merging with what is there."""
 
@@ -116,9 +142,12 @@ class Unpacking:
         """Read a tar or tar.gz to its end. Raises OSError, GuestError (unsafe_archive, invalid_request)."""
         try:
             with tarfile.open(
-                fileobj=source, mode="r|*", encoding="utf-8", errors="surrogateescape", bufsize=CHUNK_BYTES
-            ) as tar:
-                for member in tar:
+                fileobj=source, mode="r|*", bufsize=CHUNK_BYTES, tarinfo=_Member,
+                encoding="utf-8", errors="surrogateescape",
+            ) as tar:  # fmt: skip
+                for count, member in enumerate(tar):
+                    if count >= MEMBERS_MAX:
+                        raise GuestError("too_large", f"the archive has more than {MEMBERS_MAX} members", field="body")
                     self._put(tar, member)
                     tar.members = []  # type: ignore[attr-defined]  # It would keep every one of millions.
         except (tarfile.TarError, EOFError, zlib.error) as wrong:

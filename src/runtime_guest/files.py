@@ -22,6 +22,7 @@ HASHED_BYTES = 1 << 20
 UNSIZED_BYTES = 16 << 20
 """Files that say they are empty and are not (/proc) are read up to here."""
 NAMES_MAX = 100_000
+ENTRIES_MAX = 20_000
 """Names of one folder that are looked at, and entries of one listing: bounds the agent's memory."""
 DEPTH_MAX = 64
 _RENAME_NOREPLACE = 1
@@ -232,7 +233,7 @@ class Listing:
 
     def __init__(self, path: str, depth: int, glob: str | None, hidden: bool, limit: int) -> None:
         self.path, self.hidden = path, hidden
-        self.limit = max(1, min(limit, NAMES_MAX))
+        self.limit = max(1, min(limit, ENTRIES_MAX))
         self.glob = Glob(glob) if glob else None
         self.depth = min(DEPTH_MAX if self.glob is not None and depth <= 1 else depth, DEPTH_MAX)
 

@@ -24,7 +24,8 @@ class Ring:
     """The newest bytes of both streams, readable from any position that is still kept."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
-        self._kept = kept_bytes
+        self.kept_bytes = kept_bytes
+        """May be lowered while it is in use; then it holds at the next write."""
         self._bytes = bytearray()
         self._runs = array("Q")  # Each: position of the run's first byte, shifted left by one, plus its stream.
         self.first = 0
@@ -39,7 +40,7 @@ class Ring:
             self._runs.append(self.end << 1 | stream)
         self._bytes += data
         self.end += len(data)
-        drop = len(self._bytes) - self._kept
+        drop = len(self._bytes) - self.kept_bytes
         if drop > 0:
             del self._bytes[:drop]
             self.first += drop

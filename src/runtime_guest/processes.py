@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from runtime_guest import launch as launching
 from runtime_guest.cgroups import Cgroups, Group, ProcessTree, memory_mib
 from runtime_guest.errors import GuestError
-from runtime_guest.output import STDERR, STDOUT, HeadTail, Ring
+from runtime_guest.output import KEPT_BYTES, STDERR, STDOUT, HeadTail, Ring
 from runtime_guest.users import User
 
 DRAIN_S = 0.25
@@ -34,8 +34,8 @@ RUNNING_MAX = 256
 LAUNCHING_MAX = 4
 LAUNCH_WITHIN_S = 30.0
 ENDED_MAX = 16
-ENDED_BYTES = 24 << 20
-"""Output of ended processes kept in all: sixteen of the largest would be half of the smallest machine."""
+RUNNING_SHARE, ENDED_SHARE, ENDED_MAX_BYTES = 8, 16, 24 << 20
+"""Output kept in all of running processes, and of ended ones, as shares of the machine's memory."""
 STDIN_BUFFER_BYTES = 256 * 1024
 
 RUNNING, EXITED, KILLED, TIMED_OUT = "running", "exited", "killed", "timed_out"
@@ -382,6 +382,9 @@ class Processes:
         self._ended: OrderedDict[str, Process] = OrderedDict()
         self._children: dict[int, Callable[[int], None]] = {}
         self._starting: dict[str, asyncio.Future[None]] = {}
+        memory = memory_mib() << 20
+        self._running_bytes = memory // RUNNING_SHARE
+        self._ended_bytes = min(memory // ENDED_SHARE, ENDED_MAX_BYTES)
         self._launcher = launching.Launcher()
         self._threads = ThreadPoolExecutor(LAUNCHING_MAX, initializer=launching.Launcher.prepare_thread)
         self._launching = 0
@@ -429,6 +432,7 @@ class Processes:
                 self._bury(group)
                 raise
             self._running[process_id] = process
+            self._share_memory()
             process.begin(launched)
             self._claim(launched.pid, process.reaped)
         if stdin and not spec.stdin_pipe:
@@ -508,11 +512,17 @@ class Processes:
         said = await _read_to_end(launched.stdout_fd) + await _read_to_end(launched.stderr_fd)
         return os.waitstatus_to_exitcode(await status), said
 
+    def _share_memory(self) -> None:
+        """Hundreds of processes that all write much keep less each, so that the agent stays small."""
+        each = min(KEPT_BYTES, self._running_bytes // len(self._running))
+        for process in self._running.values():
+            process.ring.kept_bytes = each
+
     def _over(self, process: Process) -> None:
         del self._running[process.id]
         self._ended[process.id] = process
         kept = sum(old.kept_bytes() for old in self._ended.values())
-        while len(self._ended) > ENDED_MAX or (kept > ENDED_BYTES and len(self._ended) > 1):
+        while len(self._ended) > ENDED_MAX or (kept > self._ended_bytes and len(self._ended) > 1):
             kept -= self._ended.popitem(last=False)[1].kept_bytes()
         if not process.gone:
             self._bury(process.group)

@@ -476,3 +476,26 @@ async def test_a_new_connection_starts_anew_and_the_old_one_hears_of_its_end(
 async def test_an_agent_that_is_not_there_is_told_in_time(machine: GuestMachine) -> None:
     with pytest.raises(errors.GuestUnresponsive, match=r"not reached in 0\.3 s"):
         await Channel.open(machine.socket.parent / "nobody.sock", within_s=0.3)
+
+
+@pytest.mark.slow
+async def test_a_reader_that_takes_nothing_for_ten_seconds_no_longer_stops_the_command(guest: GuestClient) -> None:
+    process_id = new_process_id()
+    command = Command(argv=("bash", "-c", "head -c 6000000 /dev/zero; printf end"))
+    async with guest.processes.run(process_id, command) as events:
+        await ended(guest, process_id)
+        found, seen = await read_to_end(events)
+
+    assert any(isinstance(event, Lost) for event in seen)
+    assert found.endswith(b"end")
+
+
+@pytest.mark.slow
+async def test_one_process_more_than_there_may_be_is_refused(machine: GuestMachine, guest: GuestClient) -> None:
+    if not machine.real:
+        pytest.skip("finding each one's processes through /proc takes minutes")
+    for _ in range(256):
+        await guest.processes.spawn(new_process_id(), Command(argv=("sleep", "600")))
+
+    with pytest.raises(errors.ProcessLimit, match="256"):
+        await guest.processes.spawn(new_process_id(), Command(argv=("true",)))

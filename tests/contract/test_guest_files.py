@@ -467,3 +467,16 @@ async def test_archives_and_files_travel_side_by_side(guest: GuestClient) -> Non
         tasks = [group.create_task(one(number)) for number in range(8)]
 
     assert [task.result() == data for task in tasks] == [True] * 8
+
+
+def long_header(kind: bytes) -> bytes:
+    """A header that announces 2 GiB of itself."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, 2 << 30
+    return info.tobuf(tarfile.GNU_FORMAT) + bytes(4 * MIB)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_SPARSE])
+async def test_an_archive_cannot_fill_the_agents_memory_with_headers(guest: GuestClient, kind: bytes) -> None:
+    with pytest.raises(errors.InvalidRequest, match="archive"):
+        await guest.files.write_archive("/workspace/t", pieces(long_header(kind), MIB), user="sandbox")

@@ -56,3 +56,12 @@ def test_head_and_tail_are_kept_and_all_is_counted(written: list[bytes], keep: i
         assert kept == whole
     else:
         assert kept == whole[: keep // 2] + whole[len(whole) - (keep - keep // 2) :]
+
+
+def test_a_ring_that_may_keep_less_forgets_at_the_next_write() -> None:
+    ring = Ring(100)
+    ring.append(0, bytes(100))
+    ring.kept_bytes = 10
+    ring.append(1, b"x")
+
+    assert (ring.first, ring.end) == (91, 101)

@@ -14,7 +14,7 @@ from runtimed.core.commands import Command
 from runtimed.core.ids import ProcessId
 from runtimed.node import channel as channels
 from runtimed.node.channel import Channel, ChannelClosed
-from runtimed.node.guest import GuestClient
+from runtimed.node.guest import GuestClient, processes
 from runtimed.wire import frames
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -250,3 +250,16 @@ async def test_a_machine_that_hangs_up_during_a_command_leaves_its_outcome_unkno
             await GuestClient(channel).processes.capture(ProcessId("p"), Command(argv=("true",)), keep_bytes=1)
         assert unknown.value.details == {"processId": "p"}
         assert not (await channel.closed).hostile
+
+
+async def test_a_guest_that_never_tells_the_end_of_a_command_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "LATE_S", 0.05)
+    async with guest_that(saying(), tmp_path) as socket:
+        channel = await Channel.open(socket, within_s=10)
+
+        with pytest.raises(errors.OutcomeUnknown, match="past its deadline"):
+            command = Command(argv=("true",), timeout_ms=10)
+            await GuestClient(channel).processes.capture(ProcessId("p"), command, keep_bytes=1)
+        await channel.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +30,8 @@ from runtimed.wire.streams import Stream
 
 OUTPUT_HEAD = struct.Struct(">BQ")
 """Before the bytes of each output frame: stream (0 stdout, 1 stderr), position of the first byte."""
+LATE_S = 60.0
+"""How long after a command's deadline its answer is waited for: a starved machine is late, a hostile one is silent."""
 _STATES: tuple[ProcessState, ...] = ("running", "exited", "killed", "timed_out")
 
 
@@ -41,32 +44,19 @@ class ProcessClient:
     async def capture(self, process_id: ProcessId, command: Command, *, keep_bytes: int) -> Captured:
         params = {**_command(process_id, command), "keep_bytes": keep_bytes}
         try:
-            async with self._channel.stream("process.capture", params, last=not command.stdin) as stream:
-                await _send_stdin(stream, command.stdin)
-                head = Reply(await stream.receive())
-                lengths, totals = head.integers("lengths", 2), head.integers("totals", 2)
-                if max(lengths) > keep_bytes:
-                    raise ProtocolViolation("the agent kept more than it was asked for")
-                body = bytearray()
-                while len(body) < sum(lengths):
-                    item = await stream.receive()
-                    if not isinstance(item, bytes):
-                        raise ProtocolViolation("the captured output is shorter than announced")
-                    body += item
-        except errors.Interrupted as lost:
+            async with asyncio.timeout(command.timeout_ms / 1000 + LATE_S):
+                async with self._channel.stream("process.capture", params, last=not command.stdin) as stream:
+                    await _send_stdin(stream, command.stdin)
+                    return await _captured(stream, process_id, keep_bytes)
+        except (errors.Interrupted, TimeoutError) as lost:
+            late = isinstance(lost, TimeoutError)
             raise errors.OutcomeUnknown(
-                "the connection to the machine was lost while the command ran",
+                "the machine did not tell the end of the command, long past its deadline"
+                if late
+                else "the connection to the machine was lost while the command ran",
                 hint="ask for the process again; the command may still run",
                 details={"processId": process_id},
             ) from lost
-        return Captured(
-            process_id=process_id,
-            exit=_exit(head.inner("exit")),
-            stdout=bytes(body[: lengths[0]]),
-            stderr=bytes(body[lengths[0] : sum(lengths)]),
-            stdout_bytes=totals[0],
-            stderr_bytes=totals[1],
-        )
 
     async def spawn(self, process_id: ProcessId, command: Command) -> ProcessInfo:
         async with self._channel.stream(
@@ -164,6 +154,27 @@ class _Following:
             hint="read on from the cursor; the process may still run",
             details={"processId": self._process_id, "cursor": self._cursor},
         )
+
+
+async def _captured(stream: Stream, process_id: ProcessId, keep_bytes: int) -> Captured:
+    head = Reply(await stream.receive())
+    lengths, totals = head.integers("lengths", 2), head.integers("totals", 2)
+    if max(lengths) > keep_bytes:
+        raise ProtocolViolation("the agent kept more than it was asked for")
+    body = bytearray()
+    while len(body) < sum(lengths):
+        item = await stream.receive()
+        if not isinstance(item, bytes):
+            raise ProtocolViolation("the captured output is shorter than announced")
+        body += item
+    return Captured(
+        process_id=process_id,
+        exit=_exit(head.inner("exit")),
+        stdout=bytes(body[: lengths[0]]),
+        stderr=bytes(body[lengths[0] : sum(lengths)]),
+        stdout_bytes=totals[0],
+        stderr_bytes=totals[1],
+    )
 
 
 async def _send_stdin(stream: Stream, data: bytes) -> None:
