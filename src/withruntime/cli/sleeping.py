@@ -1,4 +1,4 @@
-"""The commands that keep sandboxes and bring them back: pause, wake, restart, fork, snapshot and update, and snapshot ls."""
+"""The commands that keep sandboxes and bring them back: pause, wake, restart, fork, snapshot, update."""
 
 from typing import Annotated
 
@@ -206,8 +206,12 @@ def remove_snapshots(ids: Annotated[list[str], typer.Argument(metavar="SNAPSHOT.
 
 def register(app: typer.Typer) -> None:
     """Put the commands on a sandbox into their group."""
-    for command in (pause, wake, restart, fork, snapshot, update):
-        app.command()(command)
+    app.command()(pause)
+    app.command()(wake)
+    app.command()(restart)
+    app.command()(fork)
+    app.command()(snapshot)
+    app.command()(update)
 
 
 def show_starts(starts: list[Json], *, json: bool) -> None:
