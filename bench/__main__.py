@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.figures import table, write
 
 OUT = Path(__file__).parent / "out" / "latest.json"
-SUITES = ("starts", "work", "keeping", "egress")
+SUITES = ("starts", "work", "keeping", "egress", "money")
 
 
 def main() -> None:

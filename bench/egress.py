@@ -1,4 +1,4 @@
-"""What the gateway costs: bytes a second against a plain stream of the channel, small requests, the service's memory."""
+"""What the gateway costs: bytes a second against a plain stream of the channel, small requests, the memory it takes."""
 
 from __future__ import annotations
 
