@@ -41,15 +41,11 @@ class Accounting:
         now_s, account_id = self._clock.now_s(), caller.account_id
         async with self._books.open(account_id) as books:
             standing = await standing_of(books, caller.key_id, prices=self._prices, now_s=now_s)
-            settled, held_by_key = (
-                await books.settled(caller.key_id, since_s=now_s - DAY_S),
-                await books.held(caller.key_id),
-            )
-            owed, running = await books.balance(ledger.owed(account_id)), await books.running()
+            owed = await books.balance(ledger.owed(account_id))
         return LimitsShown(
             day_limit=standing.day_limit,
-            day_settled=settled,
-            day_held=held_by_key,
+            day_settled=standing.day_settled,
+            day_held=standing.day_held,
             trial_left_ms=standing.trial_left_ms,
             trial_ms=self._prices.at(now_s).trial_hours * HOUR_MS,
             prepaid=standing.prepaid,
@@ -57,7 +53,7 @@ class Accounting:
             held=await self._reports.held(account_id),
             spent=await self._reports.spent(account_id, since_s=0.0),
             week_spent=await self._reports.spent(account_id, since_s=now_s - WEEK_S),
-            sandboxes=running,
+            sandboxes=standing.sandboxes,
             sandboxes_max=standing.sandboxes_max,
         )
 

@@ -91,7 +91,7 @@ class Charging:
             )
             step = tabs.open_tab(payer, replace(terms, funding=funding), lease_ms=lease_ms, at_s=now_s)
             limits.check_hold(funding, standing, step.newly_held)
-            await _write(books, step, running=True)
+            await _write(books, step, running=True, new=True)
 
     def began(self, sandbox_id: SandboxId) -> None:
         """Its machine is ready: from now on its use counts. Idempotent."""
@@ -257,19 +257,20 @@ class Charging:
 
 async def standing_of(books: OpenBooks, key_id: KeyId, *, prices: PriceBook, now_s: float) -> Standing:
     """What an account and a key have now. Grants the trial's hours to an account that never had them."""
-    account_id = books.account_id
-    if trial_ms := prices.at(now_s).trial_hours * HOUR_MS:
-        await books.post([_trial_grant(account_id, trial_ms, now_s)])
-    terms, day_limit = await books.terms(), await books.day_limit(key_id)
+    found = await books.standing(key_id, since_s=now_s - DAY_S)
+    trial_ms = found.trial_ms
+    if trial_ms is None and (given := prices.at(now_s).trial_hours * HOUR_MS):
+        await books.post([_trial_grant(books.account_id, given, now_s)])
+        trial_ms = given
     return Standing(
-        prepaid=terms.prepaid,
-        available=await books.balance(ledger.credit(account_id)),
-        trial_left_ms=await books.balance(ledger.trial(account_id)),
-        day_limit=day_limit,
-        day_settled=0 if day_limit is None else await books.settled(key_id, since_s=now_s - DAY_S),
-        day_held=0 if day_limit is None else await books.held(key_id),
-        sandboxes=0 if terms.sandboxes_max is None else await books.running(),
-        sandboxes_max=terms.sandboxes_max,
+        prepaid=found.terms.prepaid,
+        available=found.credit,
+        trial_left_ms=trial_ms or 0,
+        day_limit=found.day_limit,
+        day_settled=found.day_settled,
+        day_held=found.day_held,
+        sandboxes=found.running,
+        sandboxes_max=found.terms.sandboxes_max,
     )
 
 
@@ -285,9 +286,9 @@ def _trial_grant(account_id: AccountId, trial_ms: int, now_s: float) -> Entry:
     )
 
 
-async def _write(books: OpenBooks, step: Step, *, running: bool) -> None:
+async def _write(books: OpenBooks, step: Step, *, running: bool, new: bool = False) -> None:
     await books.post(step.entries)
-    await books.save(keep(step.tab, running=running))
+    await books.save(keep(step.tab, running=running), new=new)
 
 
 def _run(tab: Tab, step: Step, records: list[UsageRecord], *, credited: bool) -> UsageRun:

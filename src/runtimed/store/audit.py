@@ -146,10 +146,11 @@ class RequestCounts:
 
 async def _locked_head(db: AsyncConnection) -> ChainHead:
     """The head, which nobody else can follow until this transaction ends."""
-    locked = await db.execute(update(audit_head).values(number=audit_head.c.number))
-    if not locked.rowcount:
+    taken = update(audit_head).values(number=audit_head.c.number).returning(audit_head.c.number, audit_head.c.hash)
+    row = (await db.execute(taken)).mappings().first()
+    if row is None:
         await db.execute(insert(audit_head).values(only=1, **asdict(ChainHead())))
-    row = (await db.execute(select(audit_head))).mappings().one()
+        return ChainHead()
     return ChainHead(number=row["number"], hash=row["hash"])
 
 

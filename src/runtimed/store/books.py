@@ -10,6 +10,7 @@ from typing import Any, cast
 from sqlalchemy import RowMapping, Select, and_, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from runtimed.core import ledger
 from runtimed.core.errors import NotFound
 from runtimed.core.ids import AccountId, KeyId, SandboxId
 from runtimed.core.ledger import (
@@ -46,6 +47,20 @@ class AccountTerms:
     sandboxes_max: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeyStanding:
+    """Everything that a limit is checked against, read at once."""
+
+    terms: AccountTerms
+    credit: int
+    trial_ms: int | None
+    """None for an account that was never given its trial."""
+    day_limit: Micros | None
+    day_settled: int
+    day_held: int
+    running: int
+
+
 class OpenBooks:
     """The books of one account inside one transaction. Nobody else changes them until it ends."""
 
@@ -66,14 +81,32 @@ class OpenBooks:
         await self._db.execute(insert(account_terms).values(account_id=self.account_id, **asdict(terms)))
 
     async def balance(self, account: LedgerAccount) -> int:
-        found = await self._db.execute(select(ledger_balances.c.amount).where(ledger_balances.c.account == account))
-        return int(found.scalar() or 0)
+        return int((await self._db.execute(_balance(account))).scalar() or 0)
 
-    async def day_limit(self, key_id: KeyId) -> Micros | None:
-        found = (
-            await self._db.execute(select(key_limits.c.daily_micros).where(key_limits.c.key_id == key_id))
-        ).scalar()
-        return None if found is None else Micros(int(found))
+    async def standing(self, key_id: KeyId, *, since_s: float) -> KeyStanding:
+        """One question to the database, since every create waits for it."""
+        terms = select(account_terms).where(account_terms.c.account_id == self.account_id).subquery()
+        asked = {
+            "prepaid": select(terms.c.prepaid),
+            "sandboxes_max": select(terms.c.sandboxes_max),
+            "credit": _balance(ledger.credit(self.account_id)),
+            "trial_ms": _balance(ledger.trial(self.account_id)),
+            "day_limit": select(key_limits.c.daily_micros).where(key_limits.c.key_id == key_id),
+            "day_settled": _settled(key_id, since_s),
+            "day_held": _held(key_id),
+            "running": _running(self.account_id),
+        }
+        wanted = select(*(query.scalar_subquery().label(name) for name, query in asked.items()))
+        row = (await self._db.execute(wanted)).mappings().one()
+        return KeyStanding(
+            terms=AccountTerms(prepaid=bool(row["prepaid"]), sandboxes_max=row["sandboxes_max"]),
+            credit=int(row["credit"] or 0),
+            trial_ms=None if row["trial_ms"] is None else int(row["trial_ms"]),
+            day_limit=None if row["day_limit"] is None else Micros(int(row["day_limit"])),
+            day_settled=int(row["day_settled"] or 0),
+            day_held=int(row["day_held"] or 0),
+            running=int(row["running"] or 0),
+        )
 
     async def set_day_limit(self, key_id: KeyId, micros: Micros | None) -> None:
         await self._db.execute(delete(key_limits).where(key_limits.c.key_id == key_id))
@@ -82,31 +115,21 @@ class OpenBooks:
 
     async def settled(self, key_id: KeyId, *, since_s: float) -> int:
         """Microdollars that a key was charged after a moment."""
-        wanted = select(func.sum(ledger_entries.c.amount)).where(
-            ledger_entries.c.key_id == key_id,
-            ledger_entries.c.at_s > since_s,
-            ledger_entries.c.reason == "charge",
-            ledger_entries.c.target == REVENUE,
-        )
-        return int((await self._db.execute(wanted)).scalar() or 0)
+        return int((await self._db.execute(_settled(key_id, since_s))).scalar() or 0)
 
     async def held(self, key_id: KeyId) -> int:
         """Microdollars that are held now for what a key runs."""
-        open_ones = and_(tabs.c.key_id == key_id, tabs.c.closed.is_(False), tabs.c.unit == "micros")
-        return int((await self._db.execute(select(func.sum(tabs.c.held)).where(open_ones))).scalar() or 0)
-
-    async def running(self) -> int:
-        """Sandboxes of the account that take a place."""
-        taken = and_(tabs.c.account_id == self.account_id, tabs.c.closed.is_(False), tabs.c.running.is_(True))
-        return int((await self._db.execute(select(func.count()).select_from(tabs).where(taken))).scalar() or 0)
+        return int((await self._db.execute(_held(key_id))).scalar() or 0)
 
     async def tab(self, sandbox_id: SandboxId) -> KeptTab | None:
         found = await self._db.execute(select(tabs).where(tabs.c.sandbox_id == sandbox_id))
         row = found.mappings().first()
         return None if row is None else _tab(row)
 
-    async def save(self, tab: KeptTab) -> None:
-        await self._db.execute(delete(tabs).where(tabs.c.sandbox_id == tab.sandbox_id))
+    async def save(self, tab: KeptTab, *, new: bool = False) -> None:
+        """Keep a tab as it is now. Raises IntegrityError for a `new` one that is there already."""
+        if not new:
+            await self._db.execute(delete(tabs).where(tabs.c.sandbox_id == tab.sandbox_id))
         await self._db.execute(insert(tabs).values(**asdict(tab)))
 
     async def counted(self, sandbox_id: SandboxId) -> Mapping[str, object] | None:
@@ -254,6 +277,29 @@ class UsageQuery:
     after: tuple[float, str, int] | None = None
     """Place of the last run of the page before: second, sandbox, last sample."""
     limit: int | None = None
+
+
+def _balance(account: LedgerAccount) -> Select[Any]:
+    return select(ledger_balances.c.amount).where(ledger_balances.c.account == account)
+
+
+def _settled(key_id: KeyId, since_s: float) -> Select[Any]:
+    return select(func.sum(ledger_entries.c.amount)).where(
+        ledger_entries.c.key_id == key_id,
+        ledger_entries.c.at_s > since_s,
+        ledger_entries.c.reason == "charge",
+        ledger_entries.c.target == REVENUE,
+    )
+
+
+def _held(key_id: KeyId) -> Select[Any]:
+    open_ones = and_(tabs.c.key_id == key_id, tabs.c.closed.is_(False), tabs.c.unit == "micros")
+    return select(func.sum(tabs.c.held)).where(open_ones)
+
+
+def _running(account_id: AccountId) -> Select[Any]:
+    taken = and_(tabs.c.account_id == account_id, tabs.c.closed.is_(False), tabs.c.running.is_(True))
+    return select(func.count()).select_from(tabs).where(taken)
 
 
 def _usage_query(wanted: UsageQuery) -> Select[Any]:
