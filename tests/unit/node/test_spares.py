@@ -1,0 +1,144 @@
+"""The pool of spares: who gets one, and who never does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtimed.core.errors import HostUnavailable
+from runtimed.core.wait import wait_for
+from runtimed.node import spares as room
+from runtimed.node.parts import Ready
+from runtimed.node.spares import Spares, SpareSupply
+from runtimed.node.vmm.base import Template
+
+
+class Supply:
+    """Makes spares of nothing, and remembers which were dropped."""
+
+    def __init__(self) -> None:
+        self.made: list[Ready] = []
+        self.dropped: list[Ready] = []
+        self.idle = True
+        self.failures = 0
+
+    async def make(self) -> Ready:
+        if self.failures:
+            self.failures -= 1
+            raise HostUnavailable("no room just now")
+        closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        channel: Any = SimpleNamespace(closed=closed)
+        plan: Any = SimpleNamespace(machine_id=str(len(self.made)))
+        ready = Ready(plan=plan, template=Template(key="now", directory=Path("/t")), channel=channel)
+        self.made.append(ready)
+        return ready
+
+    async def drop(self, ready: Ready) -> None:
+        self.dropped.append(ready)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "QUIET_S", 0.001)
+    monkeypatch.setattr(room, "RETRY_S", 0.001)
+
+
+@pytest.fixture
+def supply() -> Supply:
+    return Supply()
+
+
+def pool(supply: Supply, wanted: int) -> Spares:
+    return Spares(wanted, SpareSupply(make=supply.make, drop=supply.drop, idle=lambda: supply.idle))
+
+
+async def full(spares: Spares, count: int) -> None:
+    async def there() -> bool | None:
+        return spares.count == count or None
+
+    await wait_for(f"{count} spares", there, within_s=5, every_s=0.002)
+
+
+async def test_a_taken_spare_is_replaced_and_never_handed_out_again(supply: Supply) -> None:
+    spares = pool(supply, 2)
+    spares.start()
+    await full(spares, 2)
+
+    first = spares.take("now")
+    await full(spares, 2)
+
+    assert first is supply.made[0]
+    assert len(supply.made) == 3
+    assert spares.take("now") is not first
+    await spares.stop()
+
+
+async def test_st_17_two_claimers_of_the_last_spare_get_one_between_them(supply: Supply) -> None:
+    spares = pool(supply, 1)
+    spares.start()
+    await full(spares, 1)
+
+    claims = [spares.take("now"), spares.take("now")]
+
+    assert claims.count(None) == 1
+    await spares.stop()
+
+
+async def test_lk_09_a_spare_whose_machine_died_is_never_handed_out(supply: Supply) -> None:
+    spares = pool(supply, 1)
+    spares.start()
+    await full(spares, 1)
+    supply.made[0].channel.closed.set_result("the machine hung up")  # type: ignore[arg-type]
+
+    assert spares.take("now") is None
+    await spares.stop()
+    assert supply.made[0] in supply.dropped
+
+
+async def test_a_spare_of_an_old_template_is_dropped_and_not_handed_out(supply: Supply) -> None:
+    spares = pool(supply, 1)
+    spares.start()
+    await full(spares, 1)
+
+    assert spares.take("newer") is None
+    await spares.stop()
+    assert supply.made[0] in supply.dropped
+
+
+async def test_no_spare_is_made_while_starts_are_under_way(supply: Supply) -> None:
+    supply.idle = False
+    spares = pool(supply, 1)
+    spares.start()
+
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    assert supply.made == []
+    supply.idle = True
+    await full(spares, 1)
+    await spares.stop()
+
+
+async def test_a_spare_that_could_not_be_made_is_tried_again(supply: Supply) -> None:
+    supply.failures = 3
+    spares = pool(supply, 1)
+    spares.start()
+
+    await full(spares, 1)
+
+    await spares.stop()
+    assert supply.dropped == supply.made
+
+
+async def test_stopping_ends_every_spare_and_may_be_asked_twice(supply: Supply) -> None:
+    spares = pool(supply, 2)
+    spares.start()
+    await full(spares, 2)
+
+    await spares.stop()
+    await spares.stop()
+
+    assert supply.dropped == supply.made
