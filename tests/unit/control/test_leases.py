@@ -137,3 +137,85 @@ async def test_use_is_written_down_now_and_then(rig: Rig) -> None:
 
     written = await rig.store.get(record.id)
     assert written is not None and written.last_active_at_s == rig.clock.now_s()
+
+
+async def test_a_lease_may_end_in_a_pause(rig: Rig) -> None:
+    record = await rig.create(lease_s=60, on_lease_end="pause")
+
+    await rig.clock.advance(60)
+    await rig.leases.reconcile()
+    await rig.leases.reconcile()
+
+    assert (await rig.until(record, State.PAUSED)).stop_reason is StopReason.LEASE_EXPIRED
+    assert rig.node.faults.reached.count("pause") == 1
+
+
+async def test_nothing_outlives_its_lease_and_files_are_kept_where_memory_cannot_be(rig: Rig) -> None:
+    rig.node.write_error = "the disk is full"
+    record = await rig.create(lease_s=60, on_lease_end="pause")
+    await rig.clock.advance(60)
+
+    async def ended() -> bool:
+        await rig.leases.reconcile()
+        return (await rig.sandboxes.get(rig.caller, record.id)).state is State.STOPPED
+
+    await rig.until_true("its end", ended)
+    after = await rig.sandboxes.get(rig.caller, record.id)
+    assert (after.stop_reason, after.disk_kept) == (StopReason.PAUSE_FAILED, True)
+
+
+async def test_a_persistent_sandbox_has_a_new_lease_whenever_one_ends(rig: Rig) -> None:
+    record = await rig.create(lease_s=60, persistent=True)
+
+    for _ in range(3):
+        await rig.clock.advance(60)
+        await rig.leases.reconcile()
+
+        async def renewed() -> bool:
+            return (await rig.sandboxes.get(rig.caller, record.id)).ends_at_s == rig.clock.now_s() + 60
+
+        await rig.until_true("the new lease", renewed)
+
+    assert (await rig.sandboxes.get(rig.caller, record.id)).state is State.RUNNING
+    assert rig.node.host.leases[record.id] == 60
+
+
+async def test_the_guard_is_told_of_every_lease(rig: Rig) -> None:
+    record = await rig.create(lease_s=600)
+    first = rig.node.host.leases[record.id]
+    await rig.sandboxes.extend(rig.caller, record.id, 300)
+    extended = rig.node.host.leases[record.id]
+    await rig.sandboxes.update(rig.caller, record.id, SandboxChange(lease_s=60))
+
+    assert (first, extended, rig.node.host.leases[record.id]) == (600, 900, 60)
+
+
+async def test_a_paused_sandbox_is_removed_when_its_days_are_over(rig: Rig) -> None:
+    record = await rig.create(lease_s=60)
+    await rig.sandboxes.retain(rig.caller, record.id, 2)
+    await rig.moves.pause(rig.caller, record.id, wait_s=5)
+    await rig.clock.advance(2 * 86_400 - 1)
+    await rig.leases.reconcile()
+    before = await rig.sandboxes.get(rig.caller, record.id)
+
+    await rig.clock.advance(1)
+    await rig.leases.reconcile()
+
+    assert before.state is State.PAUSED
+    after = await rig.until(record, State.STOPPED)
+    assert (after.stop_reason, after.disk_kept, rig.node.host.kept) == (StopReason.PAUSED_EXPIRED, False, {})
+
+
+async def test_the_disk_of_a_stopped_one_goes_when_its_days_are_over(rig: Rig) -> None:
+    record = await rig.create(persistent=True)
+    await rig.sandboxes.stop(rig.caller, record.id, wait_s=5)
+    await rig.clock.advance(30 * 86_400)
+
+    await rig.leases.reconcile()
+
+    async def gone() -> bool:
+        return not rig.node.host.kept
+
+    await rig.until_true("the disk's end", gone)
+    after = await rig.sandboxes.get(rig.caller, record.id)
+    assert (after.state, after.stop_reason, after.disk_kept) == (State.STOPPED, StopReason.REQUESTED, False)
