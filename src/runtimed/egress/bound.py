@@ -10,7 +10,7 @@ from runtimed.core.egress import EgressBinding
 from runtimed.core.ids import SandboxId
 from runtimed.core.network import Address
 from runtimed.egress.names import QueryLimit, StandIns
-from runtimed.egress.pipes import Windows
+from runtimed.egress.pipes import UsedUp, Windows
 from runtimed.egress.policy import Policy, Ruling
 from runtimed.egress.ranges import Ground
 
@@ -40,10 +40,6 @@ class OpenConnection(Protocol):
 
     def close(self, why: str) -> None: ...
 
-    @property
-    def bytes_so_far(self) -> int:
-        """In both directions."""
-
 
 @dataclass(kw_only=True)
 class Bound:
@@ -57,7 +53,8 @@ class Bound:
     queries: QueryLimit = field(default_factory=QueryLimit)
     windows: Windows = field(default_factory=Windows)
     live: set[OpenConnection] = field(default_factory=set)
-    bytes_total: int = 0
+    spent_bytes: int = 0
+    """Of all its connections, as they move."""
     dns_now: int = 0
     _tokens: float = -1.0
     _at_s: float = 0.0
@@ -73,14 +70,20 @@ class Bound:
     @property
     def moved_bytes(self) -> int:
         """What went over its connections until now, those that are open included."""
-        return self.bytes_total + sum(connection.bytes_so_far for connection in self.live)
+        return self.spent_bytes
+
+    def spend(self, size: int) -> None:
+        """Count bytes as they move. Raises UsedUp once there were more than the limit, also in the middle."""
+        self.spent_bytes += size
+        if self.limits.bytes_total and self.spent_bytes > self.limits.bytes_total:
+            raise UsedUp(f"more than {self.limits.bytes_total} bytes in all")
 
     def why_no_more(self, now_s: float) -> str | None:
         """The limit that another connection would pass, or None; counts it as begun."""
         limits = self.limits
         if len(self.live) >= limits.connections:
             return f"more than {limits.connections} connections at once"
-        if limits.bytes_total and self.bytes_total >= limits.bytes_total:
+        if limits.bytes_total and self.spent_bytes >= limits.bytes_total:
             return f"more than {limits.bytes_total} bytes in all"
         if self._tokens < 0:
             self._tokens = float(limits.new_at_once)

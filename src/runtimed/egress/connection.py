@@ -182,17 +182,12 @@ class GuestConnection:
         if self._task is not None:
             self._task.cancel()
 
-    @property
-    def bytes_so_far(self) -> int:
-        return self._pipe.bytes_in + self._pipe.bytes_out
-
     def finish(self) -> None:
         """The stream is over, however it went."""
         if self._dialled is not None:
             self._dialled.abort()
         self._pipe.reset(self._closed_by or "the connection is over")
         self._pipe.release()
-        self._bound.bytes_total += self.bytes_so_far
         for route, address in self._reached[-1:]:
             self._tell(route, "closed", self._closed_by or self._rule, address)
 

@@ -29,7 +29,7 @@ from runtimed.egress.ca import Authority
 from runtimed.egress.connection import GuestConnection
 from runtimed.egress.exchanges import Cut
 from runtimed.egress.names import StandIns
-from runtimed.egress.pipes import GuestPipe, PipeBroken
+from runtimed.egress.pipes import GuestPipe, PipeBroken, UsedUp
 from runtimed.egress.policy import UNBOUND, Policy
 from runtimed.egress.ranges import Ground
 from runtimed.egress.secrets.sealing import CannotOpen, Sealer
@@ -168,7 +168,7 @@ class Gateway:
 
     async def _connection(self, bound: Bound, stream: Stream) -> None:
         params = stream.params
-        pipe = GuestPipe(stream, bound.windows)
+        pipe = GuestPipe(stream, bound.windows, bound.spend)
         connection = GuestConnection(self, bound, pipe)
         why = bound.why_no_more(self.now_s())
         if why is not None:
@@ -185,6 +185,11 @@ class Gateway:
             elif isinstance(host, str) and isinstance(port, int) and 0 < port <= 65535:
                 await connection.transparent(host, port)
             await pipe.linger()
+        except* UsedUp as used:
+            why = str(_only(used))
+            shown = str(params.get("host", ""))[:64]
+            self.record(bound, Happened(what="limit", host=shown, port=0, allowed=False, rule=why))
+            stream.reset("rate_limited", why)
         finally:
             bound.live.discard(connection)
             connection.finish()
@@ -230,3 +235,9 @@ class Gateway:
 
     def _told_dns(self, bound: Bound, name: str, rule: str) -> None:
         self.record(bound, Happened(what="dns", host=name, port=53, allowed=False, rule=rule))
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One failure of a group, whatever it is nested in."""
+    first = group.exceptions[0]
+    return _only(first) if isinstance(first, BaseExceptionGroup) else first

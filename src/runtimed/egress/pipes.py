@@ -27,6 +27,10 @@ class PipeBroken(Exception):
     """The other side is gone, or does not keep to its protocol."""
 
 
+class UsedUp(PipeBroken):
+    """The sandbox has moved as many bytes as it may; the text says how many."""
+
+
 class ServerBroken(PipeBroken):
     """It was the server's side."""
 
@@ -52,8 +56,9 @@ class Windows:
 class GuestPipe:
     """One connection of a guest, as the stream that carries it."""
 
-    def __init__(self, stream: Stream, windows: Windows) -> None:
-        self._stream, self._windows = stream, windows
+    def __init__(self, stream: Stream, windows: Windows, spend: Callable[[int], None] = lambda size: None) -> None:
+        """`spend` is told of every byte in either direction, and raises UsedUp when there may be no more."""
+        self._stream, self._windows, self._spend = stream, windows, spend
         self._wide = self._ended = False
         self.bytes_out = self.bytes_in = 0
         """From the guest, and to it."""
@@ -69,6 +74,7 @@ class GuestPipe:
             self._stream.reset("invalid_request", "a connection carries bytes")
             raise PipeBroken("the guest sent a message on a connection")
         self.bytes_out += len(item)
+        self._spend(len(item))
         if not self._wide and self.bytes_out > WIDE_AFTER_BYTES and self._windows.wide < WIDE_MAX:
             self._wide = True
             self._windows.wide += 1
@@ -76,6 +82,7 @@ class GuestPipe:
         return item
 
     async def write(self, data: bytes) -> None:
+        self._spend(len(data))
         try:
             await self._stream.send(data)
         except (StreamReset, LinkLost, ProtocolViolation) as gone:
