@@ -90,7 +90,7 @@ async def build_service(
     answers, gateway = AnswerStore(database), gateway or make_gateway(settings, clock)
     secrets = Secrets(door=gateway, store=SecretStore(database), clock=clock)
     await secrets.load()
-    money = make_money(settings, node=node, database=database, clock=clock)
+    money = make_money(settings, node=node, database=database, clock=clock, door=gateway)
     parts = LifeParts(
         node=node,
         store=SandboxStore(database),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -11,6 +12,8 @@ from runtimed.billing.pricebook import PriceBook, PriceBookError, default_book, 
 from runtimed.control.accounting import Accounting
 from runtimed.control.charging import Charging, ChargingParts
 from runtimed.core.clock import Clock
+from runtimed.core.egress import EgressDoor, EgressRecord
+from runtimed.core.ids import SandboxId
 from runtimed.core.money import MICROS_PER_USD
 from runtimed.core.ports import Meter, Node
 from runtimed.meter.counting import SampleCount
@@ -32,10 +35,28 @@ class MoneyParts:
     accounting: Accounting
 
 
-def make_money(settings: Settings, *, node: Node, database: Database, clock: Clock) -> MoneyParts:
+class Outbound:
+    """Adds up what each sandbox's connections carried out, as each of them closes. Free: only counted."""
+
+    def __init__(self) -> None:
+        self._carried: Counter[SandboxId] = Counter()
+
+    def told(self, record: EgressRecord) -> None:
+        if record.happened.what == "closed":
+            self._carried[record.sandbox_id] += record.happened.bytes_out
+
+    def of(self, sandbox_id: SandboxId) -> int:
+        return self._carried[sandbox_id]
+
+
+def make_money(
+    settings: Settings, *, node: Node, database: Database, clock: Clock, door: EgressDoor | None = None
+) -> MoneyParts:
     """Raises CommandError for a price book that cannot be used."""
-    prices, books = price_book(settings), Books(database)
-    meter = HostMeter(settings.state_dir / USAGE_FOLDER, clock, node.vmm_pid)
+    prices, books, outbound = price_book(settings), Books(database), Outbound()
+    if door is not None:
+        door.watch(outbound.told)
+    meter = HostMeter(settings.state_dir / USAGE_FOLDER, clock, node.vmm_pid, outbound.of)
     parts = ChargingParts(books=books, meter=meter, counter=SampleCount(), prices=prices, clock=clock)
     charging = Charging(parts)
     return MoneyParts(

@@ -19,8 +19,15 @@ _log = logging.getLogger(__name__)
 class HostMeter:
     """Implements core.ports.Meter."""
 
-    def __init__(self, directory: Path, clock: Clock, vmm_pid: Callable[[SandboxId], int | None]) -> None:
-        self._sampler = UsageSampler(directory, clock)
+    def __init__(
+        self,
+        directory: Path,
+        clock: Clock,
+        vmm_pid: Callable[[SandboxId], int | None],
+        outbound_bytes: Callable[[SandboxId], int] = lambda sandbox_id: 0,
+    ) -> None:
+        """`outbound_bytes` is what a sandbox's connections have carried out of this host since the service started."""
+        self._sampler = UsageSampler(directory, clock, outbound_bytes=outbound_bytes)
         self._vmm_pid = vmm_pid
         self._disk = asyncio.Lock()
 

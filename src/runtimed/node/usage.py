@@ -61,6 +61,8 @@ class Counting:
     """None where there is no process to read: a paused sandbox, a simulated machine."""
     gone: bool = False
     """Its process ended without anyone taking a last sample: what was read last is all that it used."""
+    base_outbound: int = 0
+    """What its connections had carried out when it began to count."""
     owned_mb: int | None = None
     """Decimal megabytes that a paused sandbox alone owns; None while it runs."""
 
@@ -71,7 +73,15 @@ class UsageSampler:
     Everything but `write` takes microseconds and belongs to one thread. `write` blocks on the disk: give it a thread.
     """
 
-    def __init__(self, directory: Path, clock: Clock, *, read_cpu_us: Callable[[int], int | None] = cpu_us) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        clock: Clock,
+        *,
+        read_cpu_us: Callable[[int], int | None] = cpu_us,
+        outbound_bytes: Callable[[SandboxId], int] = lambda sandbox_id: 0,
+    ) -> None:
+        self._outbound_bytes = outbound_bytes
         self.log = SampleLog(directory)
         self._state_path = directory / STATE
         self._clock = clock
@@ -89,13 +99,17 @@ class UsageSampler:
             self._take(sandbox_id, "tick")  # what it stored until this moment
             known = self._counting[sandbox_id]
         if known.incarnation == machine:
-            self._counting[sandbox_id] = replace(known, pid=pid, gone=False)
+            # The gateway counts from 0 again in a service that was not there before.
+            carried = self._outbound_bytes(sandbox_id) - known.counters.outbound_bytes
+            base = carried if known.gone else known.base_outbound
+            self._counting[sandbox_id] = replace(known, pid=pid, gone=False, base_outbound=base)
             return self._take(sandbox_id, "found" if known.gone else "tick")
         self._counting[sandbox_id] = Counting(
             seq=known.seq,
             incarnation=machine,
             began_mono_s=self._clock.monotonic_s(),
             base_cpu_us=(self._read_cpu_us(pid) or 0) if pid else 0,
+            base_outbound=self._outbound_bytes(sandbox_id),
             pid=pid,
         )
         return self._take(sandbox_id, "ready")
@@ -141,7 +155,11 @@ class UsageSampler:
         del self._unwritten[: len(samples)]
 
     def _take(self, sandbox_id: SandboxId, kind: SampleKind) -> Sample:
-        counting = self._counting[sandbox_id] = self._read(self._counting[sandbox_id])
+        counting = self._read(self._counting[sandbox_id])
+        if not counting.gone and counting.owned_mb is None:
+            out = max(counting.counters.outbound_bytes, self._outbound_bytes(sandbox_id) - counting.base_outbound)
+            counting = replace(counting, counters=replace(counting.counters, outbound_bytes=out))
+        self._counting[sandbox_id] = counting
         sample = Sample(
             sandbox_id=sandbox_id,
             seq=counting.seq,
@@ -161,11 +179,11 @@ class UsageSampler:
         if counting.owned_mb is not None:
             return replace(counting, counters=Used(paused_mb_ms=counting.owned_mb * passed_ms))
         if counting.pid is None:
-            return replace(counting, counters=Used(running_ms=passed_ms))
+            return replace(counting, counters=replace(counting.counters, running_ms=passed_ms))
         if (used := self._read_cpu_us(counting.pid)) is None:
             return replace(counting, gone=True)
         cpu = max(counting.counters.cpu_us, used - counting.base_cpu_us)
-        return replace(counting, counters=Used(cpu_us=cpu, running_ms=passed_ms))
+        return replace(counting, counters=replace(counting.counters, cpu_us=cpu, running_ms=passed_ms))
 
     def _save(self, counting: Mapping[SandboxId, Counting]) -> None:
         temporary = self._state_path.with_suffix(".new")

@@ -193,6 +193,24 @@ async def test_a_full_disk_loses_nothing(
     assert set(found) == {ready, tick}
 
 
+async def test_what_went_out_is_counted_from_ready_on_and_goes_on_after_a_restart(
+    tmp_path: Path, clock: ManualClock, cpu: Cpu
+) -> None:
+    carried = 1000
+    sampler = UsageSampler(tmp_path, clock, read_cpu_us=cpu, outbound_bytes=lambda sandbox_id: carried)
+    sampler.begin(SBX, "one", PID)
+    carried = 1500
+    (tick,) = sampler.tick()
+    sampler.write()
+    carried = 0  # another service's gateway begins anew
+    again = UsageSampler(tmp_path, clock, read_cpu_us=cpu, outbound_bytes=lambda sandbox_id: carried)
+    found = again.begin(SBX, "one", PID)
+    carried = 200
+    (more,) = again.tick()
+
+    assert [s.counters.outbound_bytes for s in (tick, found, more)] == [500, 500, 700]
+
+
 def test_a_simulated_machine_counts_time_alone(sampler: UsageSampler, clock: ManualClock) -> None:
     sampler.begin(SBX, "one", None)
     clock._mono_s += 10
