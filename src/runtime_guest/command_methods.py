@@ -9,7 +9,8 @@ from typing import Any
 from runtime_guest import network
 from runtime_guest.errors import GuestError
 from runtime_guest.launch import Program
-from runtime_guest.processes import Process, Processes, Reader, Spec
+from runtime_guest.process import Process, Reader, Spec
+from runtime_guest.processes import Processes
 from runtime_guest.streams import Stream, StreamReset, answer
 from runtime_guest.users import Users
 

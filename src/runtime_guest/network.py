@@ -41,6 +41,14 @@ environment: dict[str, str] = {}
 """Under every command, process, terminal and login shell. Empty where the agent is no machine's (tests)."""
 _RULES = """
 table ip runtime {
+  chain first_out {
+    type filter hook output priority -300; policy accept;
+    ip saddr 127.0.0.0/8 ip daddr 127.0.0.0/8 notrack
+  }
+  chain first_in {
+    type filter hook prerouting priority -300; policy accept;
+    ip saddr 127.0.0.0/8 ip daddr 127.0.0.0/8 notrack
+  }
   chain out {
     type nat hook output priority -100; policy accept;
     oif "lo" accept
@@ -58,7 +66,8 @@ table inet rest {
   }
 }
 """ % {"dns": DNS_PORT, "tcp": TRANSPARENT_PORT}
-"""A redirected packet still shows dummy0 as its way out in the second hook, with a loopback address."""
+"""What is local anyway, such as connections to the proxy, is not tracked: that costs, most of all under emulation.
+A redirected packet still shows dummy0 as its way out in the second hook, with a loopback address."""
 _SIOCADDRT, _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x890B, 0x8913, 0x8914, 0x8916, 0x891C
 _IFF_UP, _RTF_UP = 1, 1
 _FINIT_MODULE = 313
