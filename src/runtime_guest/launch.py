@@ -142,7 +142,7 @@ def _calls(program: Program, ends: tuple[int, int, int], paths: list[bytes], arg
     if program.pty is not None:
         calls.add("ioctl", 0, termios.TIOCSCTTY, 0)
     user = program.user
-    # Who is that user already may lack the right to say so: a user namespace of one user denies setgroups even to its root.
+    # Who is that user already may lack the right to say so: a namespace of one user denies setgroups to its root.
     if os.getuid() == 0 and (user.uid, user.gid) != (0, os.getgid()):
         calls.add("setgroups", len(user.groups), calls.numbers(user.groups))
         calls.add("setresgid", user.gid, user.gid, user.gid)
