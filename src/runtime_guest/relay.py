@@ -20,6 +20,8 @@ from runtime_guest.streams import Link, LinkLost, Stream, StreamReset
 _SO_ORIGINAL_DST = 80
 _QUEUED_MAX = 256 * 1024
 """Bytes of one connection that wait for the host before its program must."""
+_UNREAD_MAX = 1 << 20
+"""Bytes from the host that wait for a program, so that neither side of the relay stands still for the other."""
 _WIDE_AFTER = 512 * 1024
 _DNS_AT_ONCE = 48
 _DNS_MAX_BYTES = 4096
@@ -111,6 +113,7 @@ class _Local(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
+        self._transport.set_write_buffer_limits(high=_UNREAD_MAX)
         params: dict[str, Any] | None = {"via": "proxy"}
         if self._transparent:
             params = _wanted(transport.get_extra_info("socket"))
