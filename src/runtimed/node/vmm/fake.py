@@ -98,36 +98,48 @@ class FakeDriver:
 
     async def _spawn(self, plan: MachinePlan) -> None:
         console = os.open(plan.directory / "console", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        info_read, info_write = os.pipe2(os.O_CLOEXEC)
         try:
             with _listener(plan.own) as server:
                 child = await asyncio.create_subprocess_exec(
-                    *_jail(plan, server.fileno()),
+                    *_jail(plan, server.fileno(), info_write),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=console,
                     stderr=console,
-                    pass_fds=(server.fileno(),),
+                    pass_fds=(server.fileno(), info_write),
                 )
+            self._children[plan.machine_id] = child
+        except BaseException:
+            os.close(info_read)
+            raise
         finally:
             os.close(console)
-        self._children[plan.machine_id] = child
-        seen = mark(child.pid)
+            os.close(info_write)
+        reading = asyncio.ensure_future(asyncio.to_thread(_inside_pid, info_read))  # noqa: TID251 - awaited here
+        try:
+            inside = await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            _end_inside(await reading)
+            raise
+        seen = None if inside is None else mark(inside)
         if seen is None:
             raise HostUnavailable("the fake machine ended at once", hint="Its folder's console file says why.")
         (plan.directory / "process.json").write_text(json.dumps(asdict(seen)))
 
     async def _end(self, machine_id: str) -> None:
         seen = self._mark_of(machine_id)
-        child = self._children.pop(machine_id, None)
-        if child is not None and child.returncode is None:
-            child.kill()
-            await child.wait()
-        if seen is not None:
+        if seen is not None:  # PID 1 inside: everything else in there dies with it, and then bwrap's own process ends.
             end(seen)
 
             async def gone() -> bool | None:
                 return None if same(seen) else True
 
             await wait_for("the end of the agent's jail", gone, within_s=ENDED_WITHIN_S, every_s=0.01)
+        child = self._children.pop(machine_id, None)
+        if child is not None:
+            if seen is None and child.returncode is None:
+                child.kill()
+            await child.wait()
 
     def _mark_of(self, machine_id: str) -> ProcessMark | None:
         try:
@@ -135,6 +147,26 @@ class FakeDriver:
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
             return None
         return seen if same(seen) else None
+
+
+def _inside_pid(info_fd: int) -> int | None:
+    """The host's pid of the jail's first process, as bwrap tells it; None when bwrap failed. Blocks for that moment.
+
+    Killing bwrap's outer process is not enough: until the inner one has asked to die with it, it would stay.
+    """
+    said = b""
+    with open(info_fd, "rb", buffering=0) as info:
+        while data := info.read(4096):
+            said += data
+            if said.rstrip().endswith(b"}"):
+                return int(json.loads(said)["child-pid"])
+    return None
+
+
+def _end_inside(inside: int | None) -> None:
+    seen = None if inside is None else mark(inside)
+    if seen is not None:
+        end(seen)
 
 
 def _listener(directory: Path) -> socket.socket:
@@ -149,13 +181,14 @@ def _listener(directory: Path) -> socket.socket:
         os.close(folder)
 
 
-def _jail(plan: MachinePlan, listen_fd: int) -> list[str]:
+def _jail(plan: MachinePlan, listen_fd: int, info_fd: int) -> list[str]:
     argv = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if os.getuid() == 0:  # Without a user namespace of its own root has every uid, and so a sandbox user to become.
         argv += [arg for name in _CAPABILITIES for arg in ("--cap-add", f"CAP_{name}")]
     else:
         argv += ["--unshare-user", "--uid", "0", "--gid", "0"]
     argv += ["--as-pid-1", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "fake"]
+    argv += ["--info-fd", str(info_fd)]
     argv += ["--bind", str(plan.directory / "etc"), "/etc"]
     for place in HOST_TREE:
         path = Path(place)
