@@ -100,3 +100,17 @@ def test_no_number_stands_outside_the_tables() -> None:
     ]
 
     assert not loose, "\n".join(loose)
+
+
+def test_every_figure_of_the_bench_has_its_row() -> None:
+    """By the calls that make figures: `of("key", ...)`, `ratio("key", ...)`, `Figure(key="key")`."""
+    made = set()
+    for module in modules("bench"):
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            named = [keyword.value for keyword in node.keywords if keyword.arg == "key"]
+            first = node.args[:1] if node.func.id in ("of", "ratio") else named if node.func.id == "Figure" else []
+            made |= {word.value for word in first if isinstance(word, ast.Constant) and word.value}
+
+    assert made == {key for promise in promises() for key in re.findall(r"^`(\w+)` ", promise.text)} & made
