@@ -22,6 +22,7 @@ from runtimed.api.app import build_app
 from runtimed.api.auditing import Auditor
 from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
+from runtimed.api.presence import Presence
 from runtimed.api.services import Services
 from runtimed.control.forks import Forks
 from runtimed.control.idle import Idle
@@ -109,6 +110,7 @@ async def build_service(
     await answers.abandon_running()
     sandboxes = Sandboxes(lives=lives, sleep=sleep, snapshots=snapshots, parts=parts)
     services = Services(
+        presence=Presence(),
         sandboxes=sandboxes,
         moves=Moves(lives=lives, sleep=sleep, store=parts.store),
         forks=Forks(lives=lives, sleep=sleep, parts=parts),

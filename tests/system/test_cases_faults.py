@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,8 +16,9 @@ import pytest
 if TYPE_CHECKING:
     from tests.system.conftest import Service
 
+from runtimed.core.wait import wait_for
 from runtimed.node.vmm.processes import mark
-from withruntime import Runtime, Sandbox
+from withruntime import AsyncRuntime, Runtime, Sandbox
 from withruntime import RuntimeError as RuntimeFailure
 
 pytestmark = pytest.mark.system
@@ -103,3 +105,22 @@ def test_lk_17_a_stopped_sandbox_leaves_nothing_on_the_host(service: Service, cl
     assert all(
         sandbox.id not in record.read_text() for record in (service.state_dir / "machines").glob("*/machine.json")
     )
+
+
+async def test_ex_23_commands_whose_client_left_are_ended_and_the_agent_answers(service: Service) -> None:
+    async with AsyncRuntime(api_key=service.key, base_url=service.url, max_retries=0) as client:
+        sandbox = await client.sandboxes.create()
+        for number in range(20):
+            asking = asyncio.ensure_future(sandbox.exec(["sleep", "300"], timeout_ms=60_000))
+            await asyncio.sleep(number * 0.01)  # the moment is what is tried
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RuntimeFailure):
+                await asking
+
+        async def none_left() -> bool | None:
+            counted = await sandbox.exec("pgrep -c sleep || true")
+            return counted.stdout.strip() == "0" or None
+
+        assert (await sandbox.exec("echo here")).stdout == "here\n"
+        await wait_for("the end of the commands", none_left, within_s=55, every_s=1.0)
+        await sandbox.delete()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack
 
 from fastapi import APIRouter
@@ -13,13 +14,15 @@ from runtimed.api.answering import answer_once, not_built
 from runtimed.api.auditing import note, program_of
 from runtimed.api.idempotency import Answer, Done, KeyedRequest, asked
 from runtimed.api.ndjson import MEDIA_TYPE, event_lines, line
+from runtimed.api.presence import Presence
 from runtimed.api.services import caller_of, services_of
 from runtimed.api.streaming import Streamed
-from runtimed.core.commands import Command
-from runtimed.core.errors import RuntimedError
+from runtimed.core.commands import Captured, Command
+from runtimed.core.errors import OutcomeUnknown, RuntimedError
 from runtimed.core.ids import ProcessId
 from runtimed.core.limits import CAPTURE_BYTES, CAPTURE_LONG_BYTES, CAPTURE_LONG_FROM_MS, LEASE_NEAR_S
 from runtimed.core.sandbox import Inside
+from runtimed.core.tasks import spawn
 from runtimed.wire import commands as wire
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["commands"])
@@ -40,11 +43,28 @@ async def execute(request: Request, sandbox_id: str, body: wire.ExecRequest) -> 
     async def work(question: KeyedRequest) -> Answer:
         with services.limits.call(sandbox_id):
             inside = await services.sandboxes.inside(caller, sandbox_id)
-            done = await inside.guest.processes.capture(question.process_id(), command, keep_bytes=keep_bytes)
+            capture = inside.guest.processes.capture(question.process_id(), command, keep_bytes=keep_bytes)
+            done = await _unless_abandoned(services.presence, question.process_id(), capture)
         note(request, exitCode=done.exit.exit_code, timedOut=done.exit.timed_out)
         return Answer(status=200, body=wire.captured_body(done) | lease_note(inside, command.timeout_ms))
 
     return await answer_once(request, work, sandbox_id=sandbox_id, claim=False)
+
+
+async def _unless_abandoned(presence: Presence, process_id: ProcessId, capture: Awaitable[Captured]) -> Captured:
+    """The result; a command whose client has left for good is ended, since nobody can ever name it."""
+    running = asyncio.ensure_future(capture)  # noqa: TID251 - awaited below, whatever happens
+    abandoned = spawn(presence.abandoned(process_id), name=f"whether {process_id} is waited for")
+    try:
+        await asyncio.wait([running, abandoned], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
+        raise OutcomeUnknown("the client of the command has left: it was ended", details={"processId": process_id})
+    finally:
+        abandoned.cancel()
+        if not running.done():
+            running.cancel()
+            await asyncio.wait([running])
 
 
 def lease_note(inside: Inside, timeout_ms: int) -> dict[str, object]:

@@ -12,6 +12,7 @@ from runtimed.api.auditing import Auditor
 from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
 from runtimed.api.ports import AccountingVerbs, ForkVerbs, MoveVerbs, SandboxVerbs, SecretVerbs, SnapshotVerbs
+from runtimed.api.presence import Presence
 from runtimed.core.clock import Clock
 from runtimed.core.egress import EgressDoor
 from runtimed.core.sandbox import Caller
@@ -34,6 +35,7 @@ class Services:
     accounts: Accounts
     idempotency: Idempotency
     limits: CallLimits
+    presence: Presence
     metrics: Metrics
     closing: asyncio.Event
     """Set once the service stops; nothing new is begun then."""
