@@ -11,7 +11,7 @@ import asyncio
 import base64
 import socket
 import struct
-from typing import Any
+from typing import Any, cast
 
 from runtime_guest import network
 from runtime_guest.identity import log
@@ -112,7 +112,7 @@ class _Local(asyncio.Protocol):
         self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: Any = transport
+        self._transport: Any = cast(Any, transport)
         self._transport.set_write_buffer_limits(high=_UNREAD_MAX)
         params: dict[str, Any] | None = {"via": "proxy"}
         if self._transparent:
@@ -215,7 +215,7 @@ class _Questions(asyncio.DatagramProtocol):
         self._relay = relay
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: Any = transport
+        self._transport: Any = cast(Any, transport)
 
     def datagram_received(self, data: bytes, addr: Any) -> None:  # noqa: ANN401 - an address
         if 12 <= len(data) <= _DNS_MAX_BYTES:
