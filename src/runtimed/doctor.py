@@ -22,6 +22,7 @@ from runtimed.images.run import HostRunner
 from runtimed.images.store import ImageStore
 from runtimed.node.build import machines_dir
 from runtimed.node.leftovers import Leftover, left_over
+from runtimed.node.vmm.jail import probe_argv
 from runtimed.settings import Settings
 from runtimed.state_folder import StateFolder
 
@@ -92,9 +93,7 @@ async def _jail(settings: Settings) -> Finding:
     if shutil.which("bwrap") is None:
         return Finding(name="jail", verdict="wrong", line="there is no bwrap: apt-get install bubblewrap")
     try:
-        tried = await run(
-            ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "true"], within_s=10
-        )
+        tried = await run(probe_argv(as_root=os.getuid() == 0), within_s=10)
     except TimeoutError as error:
         return Finding(name="jail", verdict="wrong", line=str(error))
     if tried.code == 0:

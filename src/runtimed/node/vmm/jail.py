@@ -17,6 +17,9 @@ HOST_TREE = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/alternat
 """What a jail needs where the host's own QEMU is used; only those that exist, only to read."""
 
 
+_STANDARD_ERROR = 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Jail:
     """What one jailed process may see. Pairs are (on the host, inside)."""
@@ -33,6 +36,13 @@ class Jail:
 def jail_uid(machine_id: str) -> int:
     """A user id for one machine, so that two machines never share one (but by a chance of 1 in 16 million)."""
     return JAIL_UID_FIRST + int(machine_id.replace("-", "")[:6], 16) % JAIL_UIDS
+
+
+def probe_argv(*, as_root: bool) -> list[str]:
+    """The same jail around a program that does nothing: whether this host allows it."""
+    uid = JAIL_UID_FIRST if as_root else None
+    empty = Jail(root=None, read_only=(), writable=(), devices=(), uid=uid)
+    return jail_argv(empty, info_fd=_STANDARD_ERROR, command=["/usr/bin/env", "true"])
 
 
 def _tree(root: Path | None) -> list[str]:
