@@ -219,8 +219,10 @@ def _world(folder: Path) -> Iterator[dict[str, int]]:
 
 
 def _until_stopped(loop: asyncio.AbstractEventLoop, work) -> None:
-    loop.create_task(work)
+    serving = loop.create_task(work)
     loop.run_forever()
+    serving.cancel()
+    loop.run_until_complete(asyncio.gather(serving, return_exceptions=True))
 
 
 class _Names(asyncio.DatagramProtocol):
