@@ -61,14 +61,14 @@ class Bare:
         parts = self.node._parts
         image = await parts.images.files(parts.default_image)
         template = await parts.templates.ensure(image, DEFAULT_SHAPE)
-        ready = await self.node._clone(image, DEFAULT_SHAPE, template)
+        ready = await self.node._starter._clone(image, DEFAULT_SHAPE, template)
         try:
             identity = Identity(hostname="bare", machine_id=uuid.uuid4().hex, entropy=os.urandom(64))
             guest = GuestClient(ready.channel)
             await guest.identify(identity, SystemClock())
             yield guest
         finally:
-            await self.node._drop_ready(ready)
+            await self.node._starter.drop(ready)
 
 
 @asynccontextmanager
