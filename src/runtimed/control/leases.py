@@ -49,6 +49,8 @@ class Leases:
                 self.lives.end(life, record.stop_reason or StopReason.REQUESTED, keep_disk=life.keep_disk)
             elif record.state in (State.STARTING, State.RUNNING) and life.ends_mono_s <= mono_s:
                 self._lease_over(life)
+            elif record.deleted_at_s is not None and record.state is State.STOPPED:
+                self.lives.end(life, StopReason.REQUESTED)  # its disk could not be removed
             elif record.kept_until_s is not None and record.kept_until_s <= now_s:
                 _log.info("sandbox %s was kept for %d days", record.id, record.retention_days)
                 self.lives.end(life, StopReason.PAUSED_EXPIRED)

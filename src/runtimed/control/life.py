@@ -287,8 +287,9 @@ class Lives:
             before = life.record
             if before.state is State.STOPPED and (life.keep_disk or not before.disk_kept):
                 return
-            first = before.stop_reason if before.state in (State.STOPPING, State.STOPPED) else None
-            await self.move(life, Fact.STOP_ASKED, stop_reason=first or reason)
+            if before.state is not State.STOPPED:
+                first = before.stop_reason if before.state is State.STOPPING else None
+                await self.move(life, Fact.STOP_ASKED, stop_reason=first or reason)
         if (mover := life.mover) is not None and not mover.done():
             mover.cancel()
             await asyncio.wait({mover})
@@ -303,15 +304,9 @@ class Lives:
         if life is None or life.record.state in (State.STARTING, State.RESUMING, State.STOPPING, State.STOPPED):
             return  # whoever starts or ends it finds out by itself
         _log.warning("the machine of sandbox %s ended by itself: %s", sandbox_id, why)
-        self._till.stopping(sandbox_id)
-        try:
-            kept_bytes = await self._remove(life, keep_disk=True)
-        except RuntimedError as failure:
-            _log.warning("what is left of sandbox %s could not be removed: %s", sandbox_id, failure)
-            kept_bytes = None
-        async with life.lock:
-            if life.record.state in (State.RUNNING, State.PAUSING, State.PAUSED):
-                await self.move(life, Fact.EXITED, stop_reason=StopReason.HOST_LOST, **_kept(kept_bytes))
+        end = self.end(life, StopReason.HOST_LOST, keep_disk=True)
+        if life.mover is not asyncio.current_task():  # which the end waits for
+            await asyncio.wait({end})
 
     async def _remove(self, life: Life, *, keep_disk: bool) -> int | None:
         """End its machine and settle. Answers what its kept disk owns; None where there is none."""

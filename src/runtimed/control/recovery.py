@@ -84,7 +84,7 @@ class Recovery:
     async def _settle(self, record: SandboxRecord, running: frozenset[SandboxId]) -> str:
         life = self._lives.enter(record, self._env(record))
         life.starts = max((start.number for start in await self._parts.store.starts(record.id)), default=0)
-        if record.state in (State.STARTING, State.STOPPING):
+        if record.deleted_at_s is not None or record.state in (State.STARTING, State.STOPPING):
             starting = record.state is State.STARTING
             reason = StopReason.STARTUP_FAILED if starting else record.stop_reason or StopReason.REQUESTED
             self._lives.end(life, reason, keep_disk=record.persistent and not starting and record.deleted_at_s is None)

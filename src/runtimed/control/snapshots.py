@@ -160,9 +160,15 @@ class Snapshots:
 
     async def reconcile(self) -> None:
         """Remove what has expired, and what was half removed. Idempotent."""
-        for record in await self._store.expired(self._clock.now_s()):
-            if record.state != "capturing":
+        half_removed = [record for record in await self._store.unfinished() if record.state == "deleting"]
+        for record in [*await self._store.expired(self._clock.now_s()), *half_removed]:
+            if record.state == "capturing":
+                continue
+            try:
                 await self._remove(record)
+            except RuntimedError as failure:
+                # One that cannot be removed now must not keep all others from it.
+                _log.warning("snapshot %s could not be removed: %s", record.id, failure.message)
 
     async def recover(self) -> None:
         """At the start: what an earlier service did not finish has failed, or is removed."""

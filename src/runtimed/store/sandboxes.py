@@ -98,10 +98,10 @@ class SandboxStore:
         return found[0] if found else None
 
     async def unfinished(self) -> list[SandboxRecord]:
-        """All that run or may run again, of every account."""
-        kept = sandboxes.c.disk_kept & sandboxes.c.deleted_at_s.is_(None)
+        """All of which the host has anything, of every account."""
+        there = (sandboxes.c.state != State.STOPPED.value) | sandboxes.c.disk_kept
         async with self._database.reading() as db:
-            return await self._read(db, select(sandboxes).where((sandboxes.c.state != State.STOPPED.value) | kept))
+            return await self._read(db, select(sandboxes).where(there))
 
     async def page(self, caller: Caller, wanted: SandboxFilter, *, limit: int, cursor: str | None) -> Page:
         """A page of what the caller may see, oldest first. Raises InvalidRequest for a cursor that is not ours."""
