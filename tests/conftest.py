@@ -14,6 +14,20 @@ def said(line: str, fraction: float | None = None) -> None:
     print(line, flush=True)
 
 
+NAMESPACES = ("egress", "test_no_way_around.py")
+"""Tests that make network namespaces and routes, of which a host has one set."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes: those of a file stay in one, so do those of the network, long ones first."""
+    here = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(here)
+        group = "network" if any(name in place.parts for name in NAMESPACES) and "system" in place.parts else str(place)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: "system" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def cache_dir() -> Path:
     """The user's own cache: images are made once per recipe, not once per test run."""
