@@ -19,7 +19,7 @@ NAMESPACES = ("egress", "test_no_way_around.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes: those of a file stay in one, so do those of the network, long ones first."""
+    """In several processes: the tests of a file stay in one, so do those of the network, and long ones go first."""
     here = Path(__file__).parent
     for item in items:
         place = item.path.relative_to(here)
