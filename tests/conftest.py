@@ -18,6 +18,7 @@ NAMESPACES = ("egress", "test_no_way_around.py")
 """Tests that make network namespaces and routes, of which a host has one set."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In several processes: the tests of a file stay in one, so do those of the network, and long ones go first."""
     here = Path(__file__).parent
