@@ -72,6 +72,7 @@ def test_a_kernel_is_unpacked_however_it_was_packed(pack: Callable[[bytes], byte
         (bzimage(gzip.compress(b"not a program")), "could not be unpacked"),
         (bzimage(b"\x28\xb5\x2f\xfd" + struct.pack("<I", 0xFFFFFFFF)), "absurd"),
     ],
+    ids=["empty", "zeros", "another packer", "cut short", "broken lz4", "no program inside", "absurd size"],
 )
 def test_what_is_no_kernel_is_refused(image: bytes, reason: str) -> None:
     with pytest.raises(ImageBuildFailed, match=reason):
