@@ -24,6 +24,7 @@ from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
 from runtimed.api.presence import Presence
 from runtimed.api.services import Services
+from runtimed.control.egress_log import EgressLog
 from runtimed.control.forks import Forks
 from runtimed.control.idle import Idle
 from runtimed.control.leases import Leases
@@ -53,6 +54,7 @@ from runtimed.store.accounts import Accounts
 from runtimed.store.answers import AnswerStore
 from runtimed.store.audit import AuditStore, RequestCounts
 from runtimed.store.database import Database
+from runtimed.store.egress_records import EgressRecordStore
 from runtimed.store.egress_secrets import SecretStore
 from runtimed.store.sandboxes import SandboxStore
 from runtimed.store.snapshots import SnapshotStore
@@ -76,6 +78,7 @@ class Service:
 
     app: ASGIApp
     services: Services
+    egress_log: EgressLog
     lives: Lives
     leases: Leases
     idle: Idle
@@ -91,6 +94,8 @@ async def build_service(
     answers, gateway = AnswerStore(database), gateway or make_gateway(settings, clock)
     secrets = Secrets(door=gateway, store=SecretStore(database), clock=clock)
     await secrets.load()
+    egress_log = EgressLog(EgressRecordStore(database), clock)
+    await egress_log.follow(gateway)
     money = make_money(settings, node=node, database=database, clock=clock, door=gateway)
     parts = LifeParts(
         node=node,
@@ -120,6 +125,7 @@ async def build_service(
         auditor=Auditor(AuditStore(database), RequestCounts(database), clock),
         clock=clock,
         egress=gateway,
+        egress_records=egress_log,
         forbidden_ports=forbidden_ports(settings),
         accounts=Accounts(database, clock),
         idempotency=Idempotency(answers, clock),
@@ -138,6 +144,7 @@ async def build_service(
     return Service(
         app=build_app(services, clock),
         services=services,
+        egress_log=egress_log,
         lives=lives,
         leases=Leases(
             lives=lives, sleep=sleep, sandboxes=parts.store, answers=answers, clock=clock, till=money.charging
@@ -189,8 +196,8 @@ async def _serve(settings: Settings, folder: StateFolder) -> None:
         listener = stack.enter_context(contextlib.closing(_listen(settings)))
         database = await open_store(settings)
         stack.push_async_callback(database.close)
-        accounts = Accounts(database, clock)
-        await _ensure_key(folder, accounts)
+        await _ensure_key(folder, Accounts(database, clock))
+        last = await stack.enter_async_context(contextlib.AsyncExitStack())
         gateway = make_gateway(settings, clock)
         host = await _unless(told.stop, _refused(make_host(settings, clock, folder.say, gateway)))
         if host is None:
@@ -200,6 +207,7 @@ async def _serve(settings: Settings, folder: StateFolder) -> None:
         # What runs when the service goes, whatever makes it go, is adopted by the next one.
         stack.push_async_callback(host.close, end_machines=False)
         service = await build_service(settings, node=host, database=database, clock=clock, gateway=gateway)
+        last.push_async_callback(service.egress_log.close)  # after the host, whose connections end with it
         stack.push_async_callback(service.services.idempotency.close)
         stack.push_async_callback(service.services.auditor.close)
         stack.callback(folder.withdraw)
@@ -272,6 +280,7 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
         spawn(service.idle.run(), name="pause idle sandboxes"),
         spawn(service.snapshots.run(), name="expire snapshots"),
         spawn(service.metering.run(), name="meter and charge"),
+        spawn(service.egress_log.run(), name="keep egress records"),
     }
 
     async def started() -> bool | None:

@@ -67,7 +67,7 @@ async def records(
     record = await services.sandboxes.get(caller_of(request), sandbox_id)
     if follow:
         return Streamed(_follow(services, record.id, after), media_type=MEDIA_TYPE, heartbeat=b"\n")
-    found = services.egress.records(record.id, after=after, limit=limit)
+    found = await services.egress_records.page(record.id, after=after, limit=limit)
     newest = found[-1].sequence if found else after
     return json_response(200, {"data": [wire.record_body(r) for r in found], "nextAfter": newest})
 
@@ -81,9 +81,10 @@ async def _follow(services: Services, sandbox_id: SandboxId, after: int) -> Asyn
 
     stop = services.egress.watch(told)
     try:
-        for record in services.egress.records(sandbox_id, after=after, limit=wire.RECORDS_LIMIT):
-            yield line(wire.record_body(record))
-            after = record.sequence
+        while found := await services.egress_records.page(sandbox_id, after=after, limit=wire.RECORDS_LIMIT):
+            for record in found:
+                yield line(wire.record_body(record))
+                after = record.sequence
         async with asyncio.timeout(FOLLOW_MAX_S):
             while True:
                 record = await queue.get()

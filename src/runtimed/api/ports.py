@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from runtimed.core.accounting import LimitsShown, Receipt, SandboxMoney, UsagePage, UsageShown
+from runtimed.core.egress import EgressRecord
 from runtimed.core.ids import AccountId, SandboxId
 from runtimed.core.lifecycle import State
 from runtimed.core.network import EgressRules
@@ -114,3 +115,10 @@ class SecretVerbs(Protocol):
     async def page(self, account_id: AccountId, *, after: str, limit: int) -> tuple[list[SecretRecord], bool]: ...
 
     async def delete(self, account_id: AccountId, name: str) -> None: ...
+
+
+class EgressRecordVerbs(Protocol):
+    """Implemented by control.egress_log."""
+
+    async def page(self, sandbox_id: SandboxId, *, after: int, limit: int) -> list[EgressRecord]:
+        """Those with a higher sequence, oldest first; of more than `limit`, the oldest."""

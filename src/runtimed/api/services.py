@@ -11,7 +11,15 @@ from runtimed.api.admission import CallLimits
 from runtimed.api.auditing import Auditor
 from runtimed.api.idempotency import Idempotency
 from runtimed.api.metrics import Metrics
-from runtimed.api.ports import AccountingVerbs, ForkVerbs, MoveVerbs, SandboxVerbs, SecretVerbs, SnapshotVerbs
+from runtimed.api.ports import (
+    AccountingVerbs,
+    EgressRecordVerbs,
+    ForkVerbs,
+    MoveVerbs,
+    SandboxVerbs,
+    SecretVerbs,
+    SnapshotVerbs,
+)
 from runtimed.api.presence import Presence
 from runtimed.core.clock import Clock
 from runtimed.core.egress import EgressDoor
@@ -30,6 +38,7 @@ class Services:
     auditor: Auditor
     clock: Clock
     egress: EgressDoor
+    egress_records: EgressRecordVerbs
     forbidden_ports: list[int]
     """Refused whatever a sandbox's rules say."""
     accounts: Accounts

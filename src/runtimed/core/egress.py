@@ -119,10 +119,13 @@ class EgressDoor(Protocol):
     def binding(self, sandbox_id: SandboxId) -> EgressBinding | None: ...
 
     def records(self, sandbox_id: SandboxId, *, after: int, limit: int) -> list[EgressRecord]:
-        """The newest that are kept, with a sequence over `after`, oldest first."""
+        """The newest that the gateway has in memory, with a sequence over `after`, oldest first."""
 
     def watch(self, told: Callable[[EgressRecord], None]) -> Callable[[], None]:
-        """Be told of every record; call what comes back to stop."""
+        """Be told of every record; call what comes back to stop. Who is told must not wait."""
+
+    def go_on_after(self, newest: Mapping[SandboxId, int]) -> None:
+        """Number records above these from now on. Before anything is bound."""
 
     def seal(self, secret_id: str, value: str) -> bytes:
         """The value as it may be stored."""

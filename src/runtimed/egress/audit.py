@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +20,7 @@ from runtimed.core.ids import SandboxId
 FILE_MAX_BYTES = 16 << 20
 FILES_KEPT = 8
 KEPT_PER_SANDBOX = 1000
-"""Newest records of one sandbox that the API can show."""
+"""Newest records of one sandbox in memory; older ones are in the store."""
 SANDBOXES_KEPT = 512
 
 
@@ -39,12 +39,23 @@ class Audit:
         self._size = 0
         self._of: OrderedDict[SandboxId, _Kept] = OrderedDict()
         self._watchers: list[Callable[[EgressRecord], None]] = []
+        self._newest: dict[SandboxId, int] = {}
+        self._forgotten = 0
+
+    def go_on_after(self, newest: Mapping[SandboxId, int]) -> None:
+        """Number what follows above what an earlier service has numbered. Before the first record."""
+        self._newest = dict(newest)
 
     def write(self, sandbox_id: SandboxId, happened: Happened) -> EgressRecord:
-        kept = self._of.setdefault(sandbox_id, _Kept())
+        kept = self._of.get(sandbox_id)
+        if kept is None:
+            # Of sandboxes that were forgotten one number is left, above which all that come back go on.
+            newest = max(self._newest.pop(sandbox_id, 0), self._forgotten)
+            kept = self._of[sandbox_id] = _Kept(next=newest + 1)
         self._of.move_to_end(sandbox_id)
         if len(self._of) > SANDBOXES_KEPT:
-            self._of.popitem(last=False)
+            _, gone = self._of.popitem(last=False)
+            self._forgotten = max(self._forgotten, gone.next - 1)
         record = EgressRecord(sequence=kept.next, at_s=self._now_s(), sandbox_id=sandbox_id, happened=happened)
         kept.next += 1
         kept.records.append(record)

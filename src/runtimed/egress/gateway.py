@@ -13,7 +13,7 @@ import binascii
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runtimed.core.clock import Clock
@@ -99,6 +99,9 @@ class Gateway:
 
     def watch(self, told: Callable[[EgressRecord], None]) -> Callable[[], None]:
         return self._parts.audit.watch(told)
+
+    def go_on_after(self, newest: Mapping[SandboxId, int]) -> None:
+        self._parts.audit.go_on_after(newest)
 
     def seal(self, secret_id: str, value: str) -> bytes:
         return self._parts.sealer.seal(value.encode("ascii"), purpose=secret_id)

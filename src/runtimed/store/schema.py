@@ -106,6 +106,16 @@ egress_secrets = Table(
     UniqueConstraint("account_id", "name"),
 )
 
+# No foreign key: verdicts come later than they happened, and must not keep a sandbox's row from going.
+egress_records = Table(
+    "egress_records",
+    metadata,
+    Column("sandbox_id", String(36), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_s", Float, nullable=False),
+    Column("happened", JSON, nullable=False),  # hosts are what guests wrote: JSON holds any text in every database
+)
+
 # How each machine of a sandbox came up: its receipts.
 starts = Table(
     "starts",

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import httpx
 import pytest
 
 from runtimed.core.egress import Happened
+from runtimed.main import Service, build_service
+from runtimed.settings import Settings
 
 from .conftest import Api
 
 VALUE = "a-secret-value-of-the-test"
+
+
+def judge(service: Service, sandbox_id: str, *hosts: str) -> None:
+    """The gateway refuses these, as it does for a guest."""
+    for host in hosts:
+        happened = Happened(what="connection", host=host, port=443, allowed=False, rule="not in allow")
+        service.services.egress._parts.audit.write(sandbox_id, happened)  # type: ignore[attr-defined]
 
 
 async def test_a_sandbox_without_rules_has_the_open_internet(api: Api) -> None:
@@ -78,15 +91,86 @@ async def test_another_account_sees_neither_rules_nor_records(api: Api) -> None:
 
 async def test_records_come_in_order_and_go_on_after_a_sequence(api: Api) -> None:
     made = await api.create()
-    gateway = api.service.services.egress
-    for host in ("a.test", "b.test"):
-        happened = Happened(what="connection", host=host, port=443, allowed=False, rule="not in allow")
-        gateway._parts.audit.write(made["id"], happened)  # type: ignore[attr-defined]
+    judge(api.service, made["id"], "a.test", "b.test")
     first = (await api.call("GET", f"/v1/sandboxes/{made['id']}/egress?limit=1")).json()
     rest = (await api.call("GET", f"/v1/sandboxes/{made['id']}/egress?after={first['nextAfter']}")).json()
 
     assert [r["host"] for r in first["data"]] == ["a.test"] and [r["host"] for r in rest["data"]] == ["b.test"]
     assert rest["data"][0].keys() >= {"at", "what", "host", "port", "allowed", "rule", "bytesOut", "bytesIn"}
+
+
+async def test_records_are_shown_after_a_restart_and_new_ones_come_after_them(api: Api, tmp_path: Path) -> None:
+    made = await api.create()
+    path = f"/v1/sandboxes/{made['id']}/egress"
+    judge(api.service, made["id"], "a.test", "b.test")
+    before = (await api.call("GET", path)).json()
+    await api.service.egress_log.close()
+
+    settings = Settings(state_dir=tmp_path, cache_dir=tmp_path)
+    again = await build_service(settings, node=api.node, database=api.database, clock=api.clock)
+    transport = httpx.ASGITransport(again.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=api.http.headers) as http:
+        shown = (await http.get(path)).json()
+        judge(again, made["id"], "c.test")
+        later = (await http.get(path, params={"after": shown["nextAfter"]})).json()
+    await again.services.idempotency.close()
+
+    assert shown == before and [r["host"] for r in shown["data"]] == ["a.test", "b.test"]
+    assert [r["host"] for r in later["data"]] == ["c.test"] and later["nextAfter"] > shown["nextAfter"]
+
+
+async def test_what_a_killed_service_had_shown_and_not_stored_hides_nothing_that_comes_later(
+    api: Api, tmp_path: Path
+) -> None:
+    made = await api.create()
+    path = f"/v1/sandboxes/{made['id']}/egress"
+    judge(api.service, made["id"], "a.test", "b.test")
+    seen = (await api.call("GET", path)).json()["nextAfter"]
+
+    settings = Settings(state_dir=tmp_path, cache_dir=tmp_path)
+    again = await build_service(settings, node=api.node, database=api.database, clock=api.clock)
+    judge(again, made["id"], "c.test")
+    later = await again.services.egress_records.page(made["id"], after=seen, limit=10)
+    await again.services.idempotency.close()
+
+    assert [record.happened.host for record in later] == ["c.test"]
+
+
+async def test_following_shows_what_is_stored_then_what_comes(api: Api, port: int) -> None:
+    made = await api.create()
+    judge(api.service, made["id"], "a.test")
+    await api.service.egress_log.flush()
+    judge(api.service, made["id"], "b.test")
+    hosts = list[str]()
+    url = f"http://127.0.0.1:{port}/v1/sandboxes/{made['id']}/egress?follow=true"
+    async with (
+        httpx.AsyncClient(headers={"Authorization": api.http.headers["Authorization"]}, timeout=10) as http,
+        http.stream("GET", url) as reply,
+    ):
+        async for text in reply.aiter_lines():
+            if not text:
+                continue
+            hosts.append(json.loads(text)["host"])
+            if hosts[-1] == "b.test":
+                judge(api.service, made["id"], "c.test")
+                await api.service.egress_log.flush()
+            if hosts[-1] == "c.test":
+                break
+
+    assert hosts == ["a.test", "b.test", "c.test"]
+
+
+async def test_records_of_a_deleted_sandbox_are_removed(api: Api) -> None:
+    made, other = await api.create(), await api.create()
+    judge(api.service, made["id"], "a.test")
+    judge(api.service, other["id"], "a.test")
+    await api.call("DELETE", f"/v1/sandboxes/{made['id']}")
+    await api.service.egress_log.flush()
+
+    await api.service.egress_log.tidy()
+
+    page = api.service.services.egress_records.page
+    assert await page(made["id"], after=0, limit=10) == [] and len(await page(other["id"], after=0, limit=10)) == 1
 
 
 async def test_a_secret_is_stored_sealed_and_its_value_is_in_no_answer(api: Api) -> None:
