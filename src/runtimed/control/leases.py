@@ -44,6 +44,8 @@ class Leases:
         mono_s, now_s = self.clock.monotonic_s(), self.clock.now_s()
         for life in self.lives.all():
             record = life.record
+            if life.unsaved and not life.lock.locked():
+                spawn(self._save(life), name=f"save {record.id}")
             if record.state is State.STOPPING:
                 # `end` joins one that is under way and repeats one that failed.
                 self.lives.end(life, record.stop_reason or StopReason.REQUESTED, keep_disk=life.keep_disk)
@@ -54,6 +56,12 @@ class Leases:
             elif record.kept_until_s is not None and record.kept_until_s <= now_s:
                 _log.info("sandbox %s was kept for %d days", record.id, record.retention_days)
                 self.lives.end(life, StopReason.PAUSED_EXPIRED)
+
+    async def _save(self, life: Life) -> None:
+        """What the store did not take when it happened."""
+        async with life.lock:
+            if life.unsaved:
+                await self.lives.correct(life, life.record)
 
     def _lease_over(self, life: Life) -> None:
         record = life.record

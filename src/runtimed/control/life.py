@@ -68,6 +68,8 @@ class Life:
     ending: asyncio.Task[None] | None = None
     keep_disk: bool = False
     """Whether the end that is under way keeps it."""
+    unsaved: bool = False
+    """The store has not taken its newest state; it is asked again."""
     pause_failed: bool = False
     """Its last pause failed, under this lease."""
     starts: int = 0
@@ -166,9 +168,14 @@ class Lives:
             await self._store.add(life.record)
         except BaseException:
             del self._lives[record.id]
-            await asyncio.shield(self._till.settle(record.id))
+            await asyncio.shield(self._never_was(record.id))
             raise
         return life
+
+    async def _never_was(self, sandbox_id: SandboxId) -> None:
+        """Leave no row of it, which may be there without our having heard of it, and no hold."""
+        await self._store.drop(sandbox_id)
+        await self._till.settle(sandbox_id)
 
     @asynccontextmanager
     async def turn(self, life: Life) -> AsyncIterator[None]:
@@ -257,7 +264,9 @@ class Lives:
         await self._till.settle(life.record.id)
         async with life.lock:
             if life.record.state is not State.STARTING:
-                return  # being stopped already, which ends it
+                # Being stopped already, which this joins; or it came up, and that could not be written down.
+                self.end(life, StopReason.STARTUP_FAILED)
+                return
             never_was = isinstance(error, NoCapacity | ImageNotFound | SnapshotNotFound)
             if not never_was:
                 error.details.setdefault("sandboxId", life.record.id)
@@ -364,12 +373,14 @@ class Lives:
         """Take a record as what is, without asking the table: for `move`, and for what an earlier service left."""
         moved = replace(record, updated_at_s=self._clock.now_s())
         life.record = moved  # first: whatever the database does, the machine's state is what it is
+        life.unsaved = True
         try:
             await self._store.save(moved, start=start)
+            life.unsaved = False
         finally:
             if moved.state in (State.STOPPED, State.PAUSED):
                 self._ways.unbind(moved.id)
-            if not moved.can_run:
+            if not moved.can_run and not life.unsaved:
                 self._lives.pop(moved.id, None)
             life.changed.set()
             life.changed = asyncio.Event()

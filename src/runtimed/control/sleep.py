@@ -109,9 +109,9 @@ class Sleep:
                 return
             if _state(life) is not State.RUNNING:
                 raise stopped_error(life.record)
-            async with life.lock:
-                await self._lives.move(life, Fact.PAUSE_ASKED)
             try:
+                async with life.lock:
+                    await self._lives.move(life, Fact.PAUSE_ASKED)
                 await self._node.pause(life.record.id)
             except RuntimedError as failure:
                 await self._goes_on(life, failure.message)
@@ -174,28 +174,26 @@ class Sleep:
             if before.state is State.STOPPED and not (cold and before.disk_kept):
                 raise stopped_error(before)
             self._admit(life)
-            async with life.lock:
-                # First, and before any other task can run: from here on its room is taken.
-                asleep = before.state is State.STOPPED
-                await self._lives.move(life, Fact.RESTART_ASKED if asleep else Fact.WAKE_ASKED)
             lease_s = lease_s or before.lease_s
             started: Started | None = None
             try:
+                async with life.lock:
+                    # First, and before any other task can run: from here on its room is taken.
+                    asleep = before.state is State.STOPPED
+                    await self._lives.move(life, Fact.RESTART_ASKED if asleep else Fact.WAKE_ASKED)
                 await self._till.woken(life.record, lease_s)
                 asked = self._lives.prepare(life, "restart" if cold else "wake")
                 started = await self._node.wake(asked.machine, from_disk=cold)
                 await self._lives.change(life, ends_at_s=self._clock.now_s() + lease_s, lease_s=lease_s)
                 await self._lives.up(life, started, asked)
-            except RuntimedError as failure:
-                await self._sleeps_on(life, before, failure)
-                raise
             except asyncio.CancelledError:
                 raise  # by the end of the sandbox, which goes on from here
-            except BaseException:
-                if started is None:
-                    await self._sleeps_on(life, before, StartFailed("a fault of the service"))
-                else:  # it runs, and nobody could write that down
+            except BaseException as failure:
+                if started is not None:  # it runs, and nobody could write that down
                     self._lives.end(life, StopReason.HOST_LOST, keep_disk=True)
+                else:
+                    fault = StartFailed("a fault of the service")
+                    await self._sleeps_on(life, before, failure if isinstance(failure, RuntimedError) else fault)
                 raise
 
     async def _sleeps_on(self, life: Life, before: SandboxRecord, failure: RuntimedError) -> None:
