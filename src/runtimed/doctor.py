@@ -21,7 +21,7 @@ from runtimed.images.qemu import find_host_qemu
 from runtimed.images.run import HostRunner
 from runtimed.images.store import ImageStore
 from runtimed.node.build import machines_dir
-from runtimed.node.leftovers import Leftover, left_over
+from runtimed.node.leftovers import Leftover, left_over, waiting
 from runtimed.node.vmm.jail import probe_argv
 from runtimed.settings import Settings
 from runtimed.state_folder import StateFolder
@@ -177,6 +177,9 @@ def _left_over(settings: Settings, fix: bool) -> list[Finding]:
     verdict: Verdict = "note" if fix else "left"
     how = "ended" if fix else "runtime doctor --fix ends it"
     found = [Finding(name="left over", verdict=verdict, line=f"{thing.line}: {how}") for thing in things]
+    if count := waiting(machines_dir(settings.state_dir)):
+        line = f"{count} sandboxes go on without a service: runtime server start finds them, their leases end them"
+        found.append(Finding(name="sandboxes", verdict="note", line=line))
     return found or [Finding(name="left over", verdict="ok", line="nothing")]
 
 

@@ -178,6 +178,8 @@ def error_class(status: int, code: str) -> type[RuntimeError]:
     """The exception class for a status and a code."""
     if code == "account_blocked":
         return AccountBlockedError
+    if code == "outcome_unknown":
+        return OutcomeUnknownError
     if status >= 500:
         return ServiceUnavailableError
     return _BY_STATUS.get(status, RuntimeError)

@@ -68,6 +68,17 @@ class _Problems:
         self.found.append({"field": where, "message": message})
 
 
+_OWNED_PREFIXES = ("LD_", "BASH_", "PYTHON")
+_OWNED_VARIABLES = frozenset(
+    {
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "IFS", "ENV", "TERM", "LANG", "TMPDIR",
+        "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
+        "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "NODE_OPTIONS", "GIT_SSL_CAINFO",
+    }
+)  # fmt: skip
+"""A placeholder in one of these would break every program of every sandbox that may use the secret."""
+
+
 def check_secret(plan: SecretPlan, value: str) -> list[dict[str, str]]:
     """Every part that is wrong, as {"field", "message"}. The value itself is never quoted."""
     wrong = _Problems()
@@ -75,6 +86,9 @@ def check_secret(plan: SecretPlan, value: str) -> list[dict[str, str]]:
         wrong("name", "must be a letter or underscore and then letters, digits and underscores")
     if plan.env is not None and not _NAME.fullmatch(plan.env):
         wrong("env", "must be the name of an environment variable")
+    seen_as = plan.env or plan.name
+    if seen_as in _OWNED_VARIABLES or seen_as.startswith(_OWNED_PREFIXES):
+        wrong("env" if plan.env else "name", f"{seen_as} belongs to the shell, the loader or the gateway")
     if not value or not _VALUE.fullmatch(value):
         wrong("value", "must be visible ASCII characters and spaces")
     if len(value.encode()) > VALUE_MAX_BYTES:

@@ -32,6 +32,11 @@ def left_over(*, machines: Path, templates: Path) -> list[Leftover]:
     return found
 
 
+def waiting(machines: Path) -> int:
+    """How many sandboxes go on without a service; the next one finds them, and the guard ends them at their leases."""
+    return sum(journal.adoptable(directory) for directory in journal.machines(machines))
+
+
 def _owned(building: Path) -> bool:
     try:
         return same(ProcessMark(**json.loads((building / "owner.json").read_text())))

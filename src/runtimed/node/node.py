@@ -308,7 +308,15 @@ class LocalNode:
             while why is None:
                 closed = asyncio.shield(held.channel.closed)
                 await asyncio.wait([exited, closed], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
-                why = exited.result() if exited.done() else await self._reopen(held)
+                if not exited.done():
+                    # The channel of a machine that ends is lost a moment before its process is.
+                    reopening = spawn(self._reopen(held), name=f"reopen {held.spec.sandbox_id}")
+                    await asyncio.wait([exited, reopening], return_when=asyncio.FIRST_COMPLETED)
+                    if not exited.done():
+                        why = reopening.result()
+                        continue
+                    reopening.cancel()
+                why = exited.result()
             if not held.stopping:
                 await self._died(held, why)
         finally:

@@ -20,7 +20,7 @@ RECORDS_LIMIT = 1000
 class NetworkRules(Strict):
     """Rules as somebody wrote them."""
 
-    internet: bool
+    internet: bool = True
     allow: list[Text] | None = None
     deny: list[Text] | None = None
     connect: list[Text] | None = None

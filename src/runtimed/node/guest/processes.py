@@ -49,12 +49,11 @@ class ProcessClient:
                     await _send_stdin(stream, command.stdin)
                     return await _captured(stream, process_id, keep_bytes)
         except (errors.Interrupted, TimeoutError) as lost:
-            late = isinstance(lost, TimeoutError)
             raise errors.OutcomeUnknown(
                 "the machine did not tell the end of the command, long past its deadline"
-                if late
-                else "the connection to the machine was lost while the command ran",
-                hint="ask for the process again; the command may still run",
+                if isinstance(lost, TimeoutError)
+                else f"the command's end is not known: {lost.message}",
+                hint="ask for the process again, which wakes a paused sandbox; the command may still run",
                 details={"processId": process_id},
             ) from lost
 

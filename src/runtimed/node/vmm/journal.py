@@ -89,13 +89,20 @@ def machines(root: Path) -> list[Path]:
 
 
 def left_over(root: Path) -> list[Path]:
-    """Folders of machines whose service is gone: nobody will ever end them."""
-    left = []
-    for directory in machines(root):
-        record = read(directory)
-        if record is None or record.owner is None or not same(record.owner):
-            left.append(directory)
-    return left
+    """Folders of machines that nobody will ever end: their service is gone, and no next one will adopt them."""
+    return [directory for directory in machines(root) if not _is_owned(read(directory)) and not adoptable(directory)]
+
+
+def adoptable(directory: Path) -> bool:
+    """Whether this is a sandbox's machine that lives without its service, until the next one or the guard comes."""
+    record = read(directory)
+    if record is None or record.sandbox is None or _is_owned(record):
+        return False
+    return record.vmm is not None and same(record.vmm)
+
+
+def _is_owned(record: MachineRecord | None) -> bool:
+    return record is not None and record.owner is not None and same(record.owner)
 
 
 def end_machine(directory: Path) -> None:
