@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,11 @@ from runtimed.settings import default_cache_dir
 def said(line: str, fraction: float | None = None) -> None:
     print(line, flush=True)
 
+
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    # Whoever starts the tests in the background of a shell has these ignored, and every child would inherit that.
+    if signal.getsignal(number) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(number, handler)
 
 NAMESPACES = ("egress", "test_no_way_around.py")
 """Tests that make network namespaces and routes, of which a host has one set."""

@@ -13,6 +13,7 @@ from runtimed.core import errors
 from runtimed.core.clock import SystemClock
 from runtimed.core.commands import Command
 from runtimed.core.files import WriteOptions
+from runtimed.core.wait import wait_for
 from runtimed.node.guest import GuestClient, Identity
 
 from .conftest import GuestMachine, Run, new_process_id
@@ -77,8 +78,13 @@ async def test_the_agent_answers_beside_a_fork_bomb_which_ends_at_its_deadline(g
             async for _ in events:
                 pass
     assert (await guest.processes.process(bomb)).state == "timed_out"
-    left = await run("ls /sys/fs/cgroup/runtime | grep -c ^c-; cat /sys/fs/cgroup/runtime/pids.current")
-    assert [int(n) for n in left.stdout.split()] <= [2, 4]
+
+    async def all_gone() -> bool | None:
+        left = await run("ls /sys/fs/cgroup/runtime | grep -c ^c-; cat /sys/fs/cgroup/runtime/pids.current")
+        groups, processes = (int(n) for n in left.stdout.split())
+        return (groups <= 2 and processes <= 4) or None
+
+    await wait_for("the last of the bomb's processes", all_gone, within_s=60, every_s=0.5)
 
 
 async def test_a_command_that_takes_all_memory_is_killed_and_says_so(guest: GuestClient, run: Run) -> None:
