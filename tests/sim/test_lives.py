@@ -7,6 +7,7 @@ the same, one sandbox has one machine, nothing is left over, and the last write 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -53,7 +54,9 @@ def prepared_database() -> Path:
     """A database with its tables and an account, made once: migrations cost more than a hundred steps."""
     global _prepared
     if _prepared is None:
-        _prepared = Path(tempfile.mkdtemp(prefix="runtime-sim-")) / "runtime.db"
+        folder = tempfile.mkdtemp(prefix="runtime-sim-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _prepared = Path(folder) / "runtime.db"
     return _prepared
 
 
