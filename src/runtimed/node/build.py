@@ -22,7 +22,6 @@ from runtimed.node.coldboot import boot_watched
 from runtimed.node.kept import KeptRoom
 from runtimed.node.node import ImageSource, LocalNode, NodeLimits, NodeParts, WayOut
 from runtimed.node.templates import TemplateMaker, Templates
-from runtimed.node.vmm import journal
 from runtimed.node.vmm.argv import kernel_line
 from runtimed.node.vmm.base import MachinePlan
 from runtimed.node.vmm.launch import JailPolicy
@@ -54,15 +53,6 @@ class NodePlan:
 def machines_dir(state_dir: Path) -> Path:
     """Where every machine has its folder."""
     return state_dir / "machines"
-
-
-def sweep_machines(state_dir: Path) -> list[str]:
-    """End machines whose service is gone. Idempotent; answers a line for each."""
-    lines = []
-    for directory in journal.left_over(machines_dir(state_dir)):
-        journal.end_machine(directory)
-        lines.append(f"a machine without a service ({directory.name})")
-    return lines
 
 
 async def make_node(
