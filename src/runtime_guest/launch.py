@@ -20,8 +20,6 @@ from runtime_guest.users import User
 
 _SIG_SETMASK = 2
 _SIGNAL_SET_BYTES = 8
-_IGNORED = (signal.SIGPIPE.value, signal.SIGXFSZ.value)
-"""Signals that Python ignores; the ignoring would be inherited. Those that the agent handles become default anyway."""
 _CONSTANTS = Calls()
 _OOM_SCORE, _ZERO = _CONSTANTS.text(b"/proc/self/oom_score_adj"), _CONSTANTS.text(b"0")
 _NOTHING = _CONSTANTS.text(bytes(32))
@@ -56,6 +54,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self._midwife = Midwife()
+        self._ignored = _ignored()
 
     @staticmethod
     def prepare_thread() -> None:
@@ -87,11 +86,11 @@ class Launcher:
         self, program: Program, cgroup_fd: int, mine: tuple[int, int, int], theirs: tuple[int, int, int]
     ) -> Launched:
         paths = _paths(program)
-        pid, failures = self._midwife.start(_calls(program, theirs, paths, program.argv), cgroup_fd)
+        pid, failures = self._midwife.start(_calls(program, theirs, paths, program.argv, self._ignored), cgroup_fd)
         refused, path = _refused(failures, paths)
         if refused == errno.ENOEXEC:  # A script without a first line that says what runs it: the shell does.
             paths, again = [b"/bin/sh"], [b"sh", path, *program.argv[1:]]
-            pid, failures = self._midwife.start(_calls(program, theirs, paths, again), cgroup_fd)
+            pid, failures = self._midwife.start(_calls(program, theirs, paths, again, self._ignored), cgroup_fd)
             refused, _ = _refused(failures, paths)
         for failed in failures:
             if failed.name in _REASONS:
@@ -130,7 +129,19 @@ def resize(terminal: int, cols: int, rows: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
-def _calls(program: Program, ends: tuple[int, int, int], paths: list[bytes], argv: list[bytes]) -> Calls:
+def _ignored() -> list[int]:
+    """Signals that this process ignores: a child would inherit that. Those that are handled become default anyway.
+
+    The kernel is asked, not Python: whoever started us may ignore a signal that the C library keeps from programs.
+    """
+    with open("/proc/self/status", "rb") as status:
+        mask = next(int(line.split()[1], 16) for line in status if line.startswith(b"SigIgn:"))
+    return [signum for signum in range(1, 65) if mask >> (signum - 1) & 1]
+
+
+def _calls(
+    program: Program, ends: tuple[int, int, int], paths: list[bytes], argv: list[bytes], ignored: list[int]
+) -> Calls:
     calls = Calls()
     calls.add("setsid")
     # The agent is the last to be killed for memory; what it starts is not. The file opens as the lowest descriptor, 0.
@@ -147,7 +158,7 @@ def _calls(program: Program, ends: tuple[int, int, int], paths: list[bytes], arg
         calls.add("setgroups", len(user.groups), calls.numbers(user.groups))
         calls.add("setresgid", user.gid, user.gid, user.gid)
         calls.add("setresuid", user.uid, user.uid, user.uid)
-    for signum in _IGNORED:
+    for signum in ignored:
         calls.add("rt_sigaction", signum, _NOTHING, 0, _SIGNAL_SET_BYTES)
     calls.add("rt_sigprocmask", _SIG_SETMASK, _NOTHING, 0, _SIGNAL_SET_BYTES)
     calls.add("umask", 0o022)
