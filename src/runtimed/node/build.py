@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from runtimed.core.tasks import spawn
 from runtimed.node import accel
 from runtimed.node.accel import AccelSetting, Verdict
 from runtimed.node.coldboot import boot_watched
+from runtimed.node.guarding import keep_guard, start_guard
 from runtimed.node.kept import KeptRoom
 from runtimed.node.node import ImageSource, LocalNode, NodeLimits, NodeParts, WayOut
 from runtimed.node.templates import TemplateMaker, Templates
@@ -97,23 +97,9 @@ async def make_node(
         default_shape=plan.default_shape,
         rehearse=rehearse,
         way_out=plan.way_out,
+        guard=spawn(keep_guard(plan.state_dir), name="keep the lease guard"),
     )
     return LocalNode(parts)
-
-
-async def start_guard(state_dir: Path) -> None:
-    """Start the lease guard, which lives longer than this service if it must. A second one ends at once."""
-    guard = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "runtimed.node.guard",
-        str(state_dir),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    spawn(guard.wait(), name="lease guard")
 
 
 def _check(plan: NodePlan, qemu: QemuInstall) -> None:

@@ -3,7 +3,8 @@
     python -m runtimed.node.guard STATE_DIR
 
 It reads only what the service wrote: leases and the machines' records. It leaves the disks where they are, for the
-service to find, and ends by itself when no service runs and no lease is left. One per state folder.
+service to find, and ends by itself when no service runs and no lease is left. One per state folder: it holds
+the lock on a file that says its pid, and a service that finds the lock free starts another (`guarding.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def main() -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return 0  # there is one
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
     leases = LeaseFiles(state / "leases")
     while True:
         for machine_id, directory in leases.past(GRACE_S):
@@ -51,8 +54,13 @@ def end_machine(directory: Path) -> None:
 
 def service_lives(state: Path) -> bool:
     """Whether a service holds its lock on this state folder."""
+    return is_held(state / SERVICE_LOCK)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process that lives holds this lock; the kernel drops it with the process."""
     try:
-        probe = os.open(state / SERVICE_LOCK, os.O_RDWR | os.O_CLOEXEC)
+        probe = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -56,6 +56,8 @@ class LocalNode:
 
     async def close(self, *, end_machines: bool = True) -> None:
         """End every spare, and every machine unless another service is to adopt them. Idempotent."""
+        if self._parts.guard is not None:
+            self._parts.guard.cancel()
         await self._starter.spares.stop()
         for sandbox_id, held in list(self._held.items()):
             if held.writing is not None:
@@ -100,6 +102,7 @@ class LocalNode:
             memory_used_mib=sum(s.memory_mib for s in shapes),
             machines=len(shapes),
             machines_max=limits.machines_max,
+            cores=os.cpu_count() or 1,
         )
 
     async def start(self, spec: MachineSpec) -> Started:

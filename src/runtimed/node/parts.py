@@ -70,6 +70,8 @@ class NodeParts:
     """What a spare does before it waits."""
     way_out: WayOut | None = None
     """Where connections of the machines go; without one they are refused."""
+    guard: asyncio.Task[None] | None = None
+    """What starts another lease guard when it has died; ended with the node."""
 
 
 @dataclass(frozen=True, kw_only=True)
