@@ -189,6 +189,36 @@ def image_rm(
         say(f"removed {image_commands.remove(settings_of(config, state_dir=state_dir, cache_dir=cache_dir), name)}")
 
 
+@image_app.command("prune")
+def image_prune(
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    cache_dir: CacheOption = None,
+    days: Annotated[int | None, typer.Option(min=0, max=3650, help="Unused for so long; 0 is an hour.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove old images, kernels, tools, agent disks and templates that nothing needs any more.
+
+    What a sandbox of any state folder stands on, running or kept, stays, and so does what a running service has used.
+
+    Example: runtimed image prune --dry-run
+    """
+    from runtimed import image_commands
+    from runtimed.core.clock import SystemClock
+    from runtimed.pruning import prune
+
+    settings = settings_of(config, state_dir=state_dir, cache_dir=cache_dir)
+    with told_plainly():
+        keep_days = settings.cache_keep_days if days is None else days
+        pruned = prune(settings, now_s=SystemClock().now_s(), keep_days=keep_days, dry_run=dry_run)
+    if as_json:
+        say_json({"dryRun": dry_run, "data": [one.to_json() for one in pruned.removed]})
+        return
+    for line in image_commands.prune_lines(pruned, dry_run=dry_run):
+        say(line)
+
+
 def main() -> None:
     """The `runtimed` command."""
     app()

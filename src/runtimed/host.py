@@ -23,6 +23,7 @@ from runtimed.node.node import LocalNode, NodeLimits, NodeParts, WayOut
 from runtimed.node.templates import TemplateMaker, Templates
 from runtimed.node.vmm.fake import FakeDriver
 from runtimed.node.warm import rehearse, warm
+from runtimed.pruning import register
 from runtimed.settings import Settings
 
 DEFAULT_SHAPE = Shape(vcpu=VCPU_DEFAULT, memory_mib=MEMORY_DEFAULT_MIB, disk_mib=DISK_DEFAULT_MIB)
@@ -48,10 +49,12 @@ async def make_host(settings: Settings, clock: Clock, say: Say, way_out: WayOut 
 
     Raises:
         HostUnavailable: no QEMU, no jail, no disk space, or the image cannot be built; the message says which.
+        CommandError: the cache folder cannot be written.
     """
     if settings.vmm == "fake":
         return fake_host(settings, clock, say)
     runner = HostRunner()
+    register(settings)
     images = Images(store.ImageStore(settings.cache_dir, runner=runner), say)
     qemu = await in_thread(runner, lambda: ensure_qemu(settings.cache_dir, images.told, runner=runner))
     await in_thread(runner, images.images.remove_leftovers)

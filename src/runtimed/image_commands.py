@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from runtimed.core.wording import counted
 from runtimed.images.run import ending_on_sigterm
 from runtimed.images.store import ImageInfo, ImageStore
+from runtimed.pruning import Pruned
 from runtimed.settings import CommandError, Settings
 from runtimed.state_folder import StateFolder
 
@@ -31,6 +33,23 @@ def remove(settings: Settings, name: str) -> str:
     if service is not None:
         raise CommandError(f"a service runs (pid {service['pid']}) and may use the image; stop it first")
     return ImageStore(settings.cache_dir).remove(name).image_id
+
+
+def prune_lines(pruned: Pruned, *, dry_run: bool) -> list[str]:
+    """What was or would be removed, for people."""
+    lines = [f"{one.place:42} {_mib(one.bytes):>9}  unused for {_days(one.unused_days)}" for one in pruned.removed]
+    total = sum(one.bytes for one in pruned.removed)
+    if not lines:
+        return ["nothing to remove"]
+    return [*lines, f"{'would free' if dry_run else 'freed'} {_mib(total)} in {counted(len(lines), 'folder')}"]
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.0f} MiB"
+
+
+def _days(days: float) -> str:
+    return counted(int(days), "day") if days >= 1 else counted(int(days * 24), "hour")
 
 
 def _shown(info: ImageInfo) -> dict[str, object]:

@@ -48,6 +48,7 @@ from runtimed.host import make_host
 from runtimed.money_parts import make_money
 from runtimed.node.usage import cpu_us
 from runtimed.open_store import open_store
+from runtimed.pruning import prune_in_background
 from runtimed.settings import CommandError, Settings
 from runtimed.state_folder import StateFolder
 from runtimed.store.accounts import Accounts
@@ -214,6 +215,8 @@ async def _serve(settings: Settings, folder: StateFolder) -> None:
         if isinstance(refused := await _unless(told.stop, _refused(host.prepare())), RuntimedError):
             raise refused
         if not told.stop.is_set():
+            if settings.vmm != "fake":  # whose templates are in its state folder
+                spawn(asyncio.to_thread(prune_in_background, settings, clock.now_s()), name="prune the cache")
             await _answer(service, listener, folder, told)
 
 

@@ -55,6 +55,9 @@ class Settings:
     cache_dir: Annotated[Path, About("images and templates: what can be made again", "path")] = field(
         default_factory=default_cache_dir
     )
+    cache_keep_days: Annotated[
+        int, About("what nothing needs any more goes so long after its last use; 0 keeps it", "days", 0, 3650)
+    ] = 14
     host: Annotated[str, About("only this machine; put a TLS proxy in front before opening it", "address")] = (
         "127.0.0.1"
     )

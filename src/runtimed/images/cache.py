@@ -3,9 +3,12 @@
     FOLDER/<kind>/<key>/...         finished; never changed
     FOLDER/.building-<random>/      being made: `result` becomes the artifact by one rename, `work` is scratch
     FOLDER/.locks/<kind>-<key>      held by the process that makes it; others wait for it
+    FOLDER/.locks/use               shared while a use is noted, alone while something unused is taken away
 
 A folder `.building-*` is locked by its maker. The kernel drops that lock with the process, however it ends, so
 whoever comes next can tell a rest (removed) from work in progress (left alone) without trusting process ids.
+
+The last use of an artifact is the modification time of its folder.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from runtimed.images.run import HostRunner, Progress, contained
 
 _BUILDING = ".building-"
 _LOCKS = ".locks"
+_USE = "use"
 REMOVE_ATTEMPTS = 3
 """What still cannot be removed then is removed by the next build or start of the service."""
 
@@ -68,19 +72,44 @@ class Cache:
 
     def ensure(self, artifact: Artifact, progress: Progress) -> Path:
         """The artifact's folder, made now if it is missing. If making fails, the cache is as it was before."""
-        if found := self.find(artifact.kind, artifact.key):
+        if found := self.use(artifact.kind, artifact.key):
             return found
-        self._prepare()
         with self._lock(
             f"{artifact.kind}-{artifact.key}", lambda: progress("another process builds this: waiting", None)
         ):
-            if found := self.find(artifact.kind, artifact.key):
+            if found := self.use(artifact.kind, artifact.key):
                 return found
             self.remove_leftovers()
             self._check_space(artifact)
             with self._workplace() as place:
                 artifact.make(place)
                 return self._publish(place.result, self.path(artifact.kind, artifact.key))
+
+    def use(self, kind: str, key: str) -> Path | None:
+        """The artifact's folder, noted as used now; None if there is none. No prune takes it from here on."""
+        self._prepare()
+        path = self.path(kind, key)
+        with self._lock(_USE, shared=True):
+            try:
+                os.utime(path)
+            except FileNotFoundError:
+                return None
+            except PermissionError:
+                pass  # another user's cache, which only that user prunes
+            return path
+
+    def remove_unused(self, kind: str, key: str, *, before_s: float) -> bool:
+        """Take an artifact away unless it was used at or after `before_s` (seconds since 1970)."""
+        self._prepare()
+        path = self.path(kind, key)
+        with self._workplace() as place, self._lock(_USE):
+            try:
+                if path.stat().st_mtime >= before_s:
+                    return False
+                path.rename(place.work / "removed")
+            except FileNotFoundError:
+                return False
+            return True
 
     def remove(self, kind: str, key: str) -> bool:
         """Take an artifact away, at once for every reader. False if there is none."""
@@ -119,15 +148,16 @@ class Cache:
             )
 
     @contextlib.contextmanager
-    def _lock(self, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def _lock(self, name: str, on_wait: Callable[[], None] = lambda: None, *, shared: bool = False) -> Iterator[None]:
         # The lock files stay: to remove one safely would need a lock of its own.
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         descriptor = os.open(self.folder / _LOCKS / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, how | fcntl.LOCK_NB)
             except BlockingIOError:
                 on_wait()
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                fcntl.flock(descriptor, how)
             yield
         finally:
             os.close(descriptor)

@@ -20,6 +20,8 @@ from runtimed.images.errors import CommandFailed, ImageBuildFailed, ToolMissing
 from runtimed.images.private_apt import Package, PrivateApt, unpack
 from runtimed.images.run import HostRunner, Progress, Runner, silent
 
+KIND = "qemu"
+"""Its folder of the cache."""
 FORMAT = 1
 """Part of the address: raise it when what is kept of the same packages changes."""
 NEEDS_MIB = 768
@@ -54,7 +56,7 @@ def ensure_qemu(
     def make(place: Workplace) -> None:
         build_qemu(archive, place, runner, progress)
 
-    artifact = Artifact(kind="qemu", key=qemu_address(archive), needs_mib=NEEDS_MIB, make=make)
+    artifact = Artifact(kind=KIND, key=qemu_address(archive), needs_mib=NEEDS_MIB, make=make)
     return read_install(Cache(cache_dir).ensure(artifact, progress))
 
 
@@ -71,6 +73,11 @@ def find_host_qemu(runner: Runner) -> QemuInstall | None:
     if version < OLDEST or not re.search(r"^microvm\s", machines, re.MULTILINE):
         return None
     return QemuInstall(root=None, argv=(system,), img_argv=(img,), jail_argv=(system,), version=version)
+
+
+def current_key(sources: Callable[[], list[SourceEntry]] = host_entries) -> str:
+    """The private QEMU that a start on this host would fetch. Raises ImageBuildFailed."""
+    return qemu_address(host_archive(sources(), host_release_name()))
 
 
 def qemu_address(archive: Archive) -> str:

@@ -19,11 +19,13 @@ from runtimed.images.apt_sources import (
     host_release_name,
 )
 from runtimed.images.cache import Artifact, Cache, Workplace
-from runtimed.images.recipe import Recipe, load_recipe
+from runtimed.images.recipe import Recipe, load_recipe, packaged_recipes
 from runtimed.images.rootfs import RootfsOrder, build_rootfs
 from runtimed.images.run import HostRunner, Progress, Runner, silent
 
 _IMAGES, _KERNELS, _TOOLS, _AGENTS = "images", "kernels", "tools", "agents"
+KINDS = (_IMAGES, _KERNELS, _TOOLS, _AGENTS)
+"""What this store makes, as folders of the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,27 @@ class ImageStore:
             raise ImageNotFound(f"There is no built image {name_or_id!r}; `runtimed image ls` lists them.")
         return info
 
+    def current(self) -> set[tuple[str, str]]:
+        """Kind and key of what the next start or create may ask for: of each name the newest image and today's
+        recipe, with the kernel, the tools and the agent's disk that belong to them. None of it need be built."""
+        newest: dict[str, ImageInfo] = {}
+        for info in self.list():
+            other = newest.get(info.name)
+            if other is None or _built_at(info) > _built_at(other):
+                newest[info.name] = info
+        wanted = {(info.image_id, info.distribution, info.release) for info in newest.values()}
+        for name in packaged_recipes():
+            settled = self._settle(load_recipe(name))
+            wanted.add((settled.image_id, settled.archive.distribution, settled.release))
+        source = self._guest_source or agent_disk.guest_source()
+        found = set[tuple[str, str]]()
+        for image_id, distribution, release in wanted:
+            kernel_id = kernel.kernel_address(distribution, release)
+            tools_id = guest_tools.tools_address(distribution, release)
+            agent_id = agent_disk.agent_address(source, kernel_id, tools_id)
+            found |= {(_IMAGES, image_id), (_KERNELS, kernel_id), (_TOOLS, tools_id), (_AGENTS, agent_id)}
+        return found
+
     def remove_leftovers(self) -> int:
         """Remove what killed builds left behind; answers how many. Call it at the start of the service."""
         return len(self._cache.remove_leftovers())
@@ -191,6 +214,11 @@ class ImageStore:
         if info is None:
             raise ImageNotFound(f"The image {settled.recipe.name} was removed while it was asked for; ask again.")
         return info
+
+
+def _built_at(info: ImageInfo) -> float:
+    """Seconds since 1970. Of the description, because the folder's own time is that of its last use."""
+    return (info.rootfs.parent / "image.json").stat().st_mtime
 
 
 def _read_info(folder: Path) -> ImageInfo | None:

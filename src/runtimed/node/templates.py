@@ -20,6 +20,7 @@ from pathlib import Path
 
 from runtimed.core.boot import ImageFiles
 from runtimed.core.specs import Shape
+from runtimed.node import unused
 from runtimed.node.channel import Channel
 from runtimed.node.coldboot import boot_watched
 from runtimed.node.vmm import journal
@@ -28,7 +29,7 @@ from runtimed.node.vmm.processes import ProcessMark, mark, same
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Raised when what a template holds or how it is made changes."""
 KEPT = 12
 """Templates in the cache, the least recently used go first: each holds some 250 MiB of memory and what was warmed."""
@@ -71,12 +72,7 @@ class Templates:
     def find(self, image: ImageFiles, shape: Shape) -> Template | None:
         """The template if it is there; never builds."""
         key = self.key(image, shape)
-        directory = self._root / key
-        try:
-            os.utime(directory)  # least recently used goes first
-        except FileNotFoundError:
-            return None
-        return Template(key=key, directory=directory)
+        return Template(key=key, directory=self._root / key) if unused.use(self._root, key) else None
 
     async def ensure(self, image: ImageFiles, shape: Shape) -> Template:
         """The template, built if it is missing. Idempotent; builders of the same one wait for each other.
@@ -103,12 +99,7 @@ class Templates:
         (holders / hashlib.sha256(str(folder).encode()).hexdigest()[:32]).write_text(str(folder))
 
     def _is_held(self, key: str) -> bool:
-        holders = self._root / ".holders" / key
-        for holder in holders.iterdir() if holders.is_dir() else ():
-            if Path(holder.read_text()).exists():
-                return True
-            holder.unlink(missing_ok=True)
-        return False
+        return bool(unused.holders(self._root, key))
 
     def discard(self, template: Template) -> None:
         """Drop a template that does not answer. Clones that live keep their files, which they have open."""
@@ -168,6 +159,7 @@ class Templates:
         kept = [d for d in self._root.iterdir() if d.is_dir() and not d.name.startswith(".") and d.name != keep]
         kept.sort(key=lambda d: d.stat().st_mtime, reverse=True)
         for directory in kept[KEPT - 1 :]:
+            unused.write_needs(made, image)
             if self._is_held(directory.name):
                 continue
             self.discard(Template(key=directory.name, directory=directory))

@@ -154,3 +154,16 @@ def test_only_qemu_its_image_tool_and_the_step_down_are_left_in_the_jails_root(
     assert programs == ["qemu-img", "qemu-system-x86_64"]
     assert list((install.root / "usr/sbin").iterdir()) == []
     assert install.version == (10, 0, 2)
+
+
+def test_current_is_today_s_recipe_and_the_newest_image_of_each_name(tmp_path: Path, guest_source: Path) -> None:
+    store = ImageStore(tmp_path / "c", runner=FakeDistribution(), sources=lambda: ENTRIES, guest_source=guest_source)
+    files = store.ensure("default")
+    before = store.current()
+    (guest_source / "__main__.py").write_text("print('a newer agent')\n")
+
+    after = store.current()
+
+    assert {("agents", files.agent_id), ("kernels", files.kernel_id)} <= before
+    assert ("images", files.rootfs.parent.name) in before & after
+    assert ("agents", files.agent_id) not in after
