@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 from pathlib import Path
 
@@ -45,10 +46,19 @@ def make_gateway(settings: Settings, clock: Clock) -> Gateway:
 
 def make_sealer(settings: Settings) -> Sealer:
     """For values that are stored, under the key of this service. Raises CommandError when there is no such key."""
+    return Sealer(_key(settings))
+
+
+def fingerprint_key(settings: Settings) -> bytes:
+    """Tells request bodies apart, so that the database alone says nothing of them. Raises CommandError."""
+    return hmac.digest(_key(settings), b"fingerprints of requests", "sha256")
+
+
+def _key(settings: Settings) -> bytes:
     folder = settings.state_dir / "egress"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        return Sealer(load_key(folder / "sealing.key"))
+        return load_key(folder / "sealing.key")
     except CannotOpen as wrong:
         raise CommandError(str(wrong)) from wrong
 

@@ -43,7 +43,7 @@ from runtimed.core.ports import Node
 from runtimed.core.tasks import spawn
 from runtimed.core.wait import wait_for
 from runtimed.egress.gateway import Gateway
-from runtimed.gateway_parts import forbidden_ports, make_gateway, make_sealer
+from runtimed.gateway_parts import fingerprint_key, forbidden_ports, make_gateway, make_sealer
 from runtimed.host import make_host
 from runtimed.money_parts import make_money
 from runtimed.node.usage import cpu_us
@@ -129,7 +129,7 @@ async def build_service(
         egress_records=egress_log,
         forbidden_ports=forbidden_ports(settings),
         accounts=Accounts(database, clock),
-        idempotency=Idempotency(answers, clock),
+        idempotency=Idempotency(answers, clock, secret=fingerprint_key(settings)),
         limits=CallLimits(per_sandbox=settings.exec_per_sandbox, total=settings.exec_total),
         metrics=Metrics(sandboxes),
         closing=asyncio.Event(),

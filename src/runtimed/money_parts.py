@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -12,7 +11,7 @@ from runtimed.billing.pricebook import PriceBook, PriceBookError, default_book, 
 from runtimed.control.accounting import Accounting
 from runtimed.control.charging import Charging, ChargingParts
 from runtimed.core.clock import Clock
-from runtimed.core.egress import EgressDoor, EgressRecord
+from runtimed.core.egress import EgressDoor
 from runtimed.core.ids import SandboxId
 from runtimed.core.money import MICROS_PER_USD
 from runtimed.core.ports import Meter, Node
@@ -35,28 +34,13 @@ class MoneyParts:
     accounting: Accounting
 
 
-class Outbound:
-    """Adds up what each sandbox's connections carried out, as each of them closes. Free: only counted."""
-
-    def __init__(self) -> None:
-        self._carried: Counter[SandboxId] = Counter()
-
-    def told(self, record: EgressRecord) -> None:
-        if record.happened.what == "closed":
-            self._carried[record.sandbox_id] += record.happened.bytes_out
-
-    def of(self, sandbox_id: SandboxId) -> int:
-        return self._carried[sandbox_id]
-
-
 def make_money(
     settings: Settings, *, node: Node, database: Database, clock: Clock, door: EgressDoor | None = None
 ) -> MoneyParts:
     """Raises CommandError for a price book that cannot be used."""
-    prices, books, outbound = price_book(settings), Books(database), Outbound()
-    if door is not None:
-        door.watch(outbound.told)
-    meter = HostMeter(settings.state_dir / USAGE_FOLDER, clock, node.vmm_pid, outbound.of)
+    prices, books = price_book(settings), Books(database)
+    outbound_bytes = _nothing if door is None else door.outbound_bytes
+    meter = HostMeter(settings.state_dir / USAGE_FOLDER, clock, node.vmm_pid, outbound_bytes)
     parts = ChargingParts(books=books, meter=meter, counter=SampleCount(), prices=prices, clock=clock)
     charging = Charging(parts)
     return MoneyParts(
@@ -65,6 +49,11 @@ def make_money(
         charging=charging,
         accounting=Accounting(charging, books, UsageReports(database), prices=prices, clock=clock),
     )
+
+
+def _nothing(sandbox_id: SandboxId) -> int:
+    """Without a door nothing goes out."""
+    return 0
 
 
 def shown_periods(book: PriceBook) -> list[dict[str, str | None]]:

@@ -34,7 +34,7 @@ async def answer_once(
 ) -> Response:
     """The answer of `work`, which goes on when the client leaves, or that of the request it repeats."""
     services = services_of(request)
-    question = await asked(request, caller_of(request), sandbox_id=sandbox_id)
+    question = await asked(request, caller_of(request), idempotency=services.idempotency, sandbox_id=sandbox_id)
     here = ExitStack()
     here.enter_context(services.presence.here(question.process_id()))
     task = spawn(services.idempotency.once(question, lambda: work(question), claim=claim), name="answer a request")

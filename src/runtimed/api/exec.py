@@ -78,7 +78,7 @@ def lease_note(inside: Inside, timeout_ms: int) -> dict[str, object]:
 async def _stream(request: Request, sandbox_id: str, command: Command) -> Response:
     """A repeat reads the same process from its first byte; nothing runs twice."""
     services, caller = services_of(request), caller_of(request)
-    question = await asked(request, caller, sandbox_id=sandbox_id)
+    question = await asked(request, caller, idempotency=services.idempotency, sandbox_id=sandbox_id)
     earlier = await services.idempotency.enter(question, claim=False)
     async with AsyncExitStack() as stack:
         if earlier is not None:

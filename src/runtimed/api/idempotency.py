@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -60,7 +61,9 @@ class KeyedRequest:
         return ProcessId(str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.account_id} {self.sandbox_id} {self.key}")))
 
 
-async def asked(request: Request, caller: Caller, *, sandbox_id: str | None = None) -> KeyedRequest:
+async def asked(
+    request: Request, caller: Caller, *, idempotency: Idempotency, sandbox_id: str | None = None
+) -> KeyedRequest:
     """Reads key and body. Raises InvalidRequest for a key that could not have been sent by a client of ours."""
     key = request.headers.get("idempotency-key")
     if key is not None and _KEY.fullmatch(key) is None:
@@ -70,7 +73,7 @@ async def asked(request: Request, caller: Caller, *, sandbox_id: str | None = No
     return KeyedRequest(
         account_id=caller.account_id,
         key=key,
-        request_hash=hashlib.sha256(text).hexdigest(),
+        request_hash=idempotency.fingerprint(text),
         sandbox_id=sandbox_id,
     )
 
@@ -96,12 +99,18 @@ class _Run:
 class Idempotency:
     """The requests of this process, in front of the store."""
 
-    def __init__(self, store: AnswerStore, clock: Clock) -> None:
+    def __init__(self, store: AnswerStore, clock: Clock, *, secret: bytes) -> None:
+        """`secret` is kept outside of the database."""
         self._store = store
         self._clock = clock
+        self._secret = secret
         self._runs: dict[tuple[AccountId, str], _Run] = {}
         self._unwritten: list[KeptAnswer] = []
         self._writer: asyncio.Task[None] | None = None
+
+    def fingerprint(self, text: bytes) -> str:
+        """Tells requests apart. Without the secret nobody can try out what a body held: it may be a secret's value."""
+        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 
     async def once(self, request: KeyedRequest, work: Callable[[], Awaitable[Answer]], *, claim: bool) -> Done:
         """Run the work, unless a request with the same key has or does; then its outcome is the answer.

@@ -20,6 +20,8 @@ from runtimed.core.errors import (
 )
 from runtimed.core.money import AskedFunding, Micros, format_usd
 
+TRIAL_FLOOR_MAX_MILLIS = 250
+"""What is guaranteed to somebody is not there for anybody else: without credit a quarter of a vCPU at most."""
 DAY_S = 86_400
 """A daily limit looks at any 24 hours, not at a calendar day: nobody gets two days' money around midnight."""
 
@@ -123,6 +125,13 @@ def check_trial(standing: Standing, lease_ms: int) -> None:
             hint="ask for a shorter lease, or without the trial",
             details={"leftSeconds": standing.trial_left_ms // 1000, "askedSeconds": lease_ms // 1000},
         )
+
+
+def check_floor(funding: Funding, floor_millis: int) -> None:
+    """Whether what pays may have so much CPU guaranteed. Raises InvalidRequest."""
+    if funding == "trial" and floor_millis > TRIAL_FLOOR_MAX_MILLIS:
+        why = f"must be at most {TRIAL_FLOOR_MAX_MILLIS} where the trial pays, not {floor_millis}"
+        raise InvalidRequest([{"field": "cpuFloorMillis", "message": why}], hint="pay with credit, or ask for less")
 
 
 def check_budget(worst: int, max_cost: Micros | None) -> None:

@@ -73,6 +73,7 @@ class Charging:
                 rates=self._prices.at(now_s).rates,
                 vcpu=record.shape.vcpu,
                 memory_mib=record.shape.memory_mib,
+                cpu_floor_millis=record.cpu_floor_millis or 0,
                 max_total_micros=spending.max_total_micros,
             )
             lease_ms = record.lease_s * MS
@@ -82,6 +83,7 @@ class Charging:
             _check_lifetime(terms.max_total_micros)
             capped = min(worst, terms.max_total_micros) if terms.max_total_micros is not None else worst
             funding = limits.choose_funding(spending.funding, standing, worst=capped, lease_ms=lease_ms)
+            limits.check_floor(funding, terms.cpu_floor_millis)
             payer = Payer(
                 account_id=record.account_id,
                 key_id=record.key_id,

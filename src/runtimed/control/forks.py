@@ -38,6 +38,7 @@ class Forks:
         record, source = await self._finder.life(caller, sandbox_id)
         if source is None:
             raise stopped_error(record)
+        self._parts.ways.check_secrets(record.account_id, spec.secrets)
         copies: list[Life] = []
         move = spawn(told(self._fork(caller, source, spec, copies)), name=f"fork {record.id}")
         await joined(move, source)
@@ -50,7 +51,7 @@ class Forks:
                 raise stopped_error(source.record)
             source.active_at_s, source.active_mono_s = self._clock.now_s(), self._clock.monotonic_s()
             records = [self._record(caller, source.record, spec, number) for number in range(spec.count)]
-            admit(self._parts.node, self._lives.all(), [record.shape for record in records])
+            admit(self._parts.node, self._lives.all(), records)
             try:
                 for record in records:
                     copies.append(await self._lives.reserve(record, source.env))

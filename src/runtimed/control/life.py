@@ -150,7 +150,7 @@ class Lives:
         Raises:
             NoCapacity, InvalidRequest, NameTaken, and what the till refuses with: nothing was recorded or started.
         """
-        admit(self._node, self.all(), [record.shape])
+        admit(self._node, self.all(), [record])
         life = await self.reserve(record, env, spending)
         spawn(self._start(life), name=f"start {record.id}")
         return life
@@ -228,6 +228,7 @@ class Lives:
         )
         async with life.lock:
             await self.move(
+            cpu_floor_millis=record.cpu_floor_millis or 0,
                 life,
                 Fact.READY,
                 ready_at_s=self._clock.now_s(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets as randomness
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from runtimed.core.clock import Clock
@@ -44,6 +44,19 @@ class Ways:
         """Its machine is gone. Twice is once."""
         if self._door is not None:
             self._door.unbind(sandbox_id)
+
+    def check_secrets(self, account_id: AccountId, names: Sequence[str] | None) -> None:
+        """Raises InvalidRequest for each name that no secret of the account has: a slip, else seen late."""
+        if self._door is None or not names:
+            return
+        known = self._door.secret_names(account_id)
+        unknown = [(place, name) for place, name in enumerate(names) if name not in known]
+        if unknown:
+            issues = [
+                {"field": f"secrets.{place}", "message": f"there is no secret {name[:128]!r}"}
+                for place, name in unknown
+            ]
+            raise InvalidRequest(issues, hint="runtime secrets ls shows those that there are")
 
     def placeholders(self, sandbox_id: SandboxId) -> Mapping[str, str]:
         """The variables by which a bound sandbox sees its secrets."""

@@ -12,7 +12,7 @@ from runtimed.control.finding import Finder, may_see
 from runtimed.control.life import Life, LifeParts, Lives, stopped_error
 from runtimed.control.sleep import Sleep, joined
 from runtimed.control.snapshots import Snapshots
-from runtimed.core.errors import NameTaken, NotRunning, RuntimedError, SandboxPaused
+from runtimed.core.errors import InvalidRequest, NameTaken, NotRunning, RuntimedError, SandboxPaused
 from runtimed.core.ids import AccountId, SandboxId, new_id
 from runtimed.core.lifecycle import State, StopReason
 from runtimed.core.limits import LEASE_AHEAD_MAX_S, RETENTION_DEFAULT_DAYS
@@ -31,6 +31,7 @@ class Sandboxes:
     def __init__(self, *, lives: Lives, sleep: Sleep, snapshots: Snapshots, parts: LifeParts) -> None:
         self._lives, self._sleep, self._snapshots = lives, sleep, snapshots
         self._store, self._node, self._clock, self._till = parts.store, parts.node, parts.clock, parts.till
+        self._ways = parts.ways
         self._finder = Finder(lives, parts.store)
 
     async def create(self, caller: Caller, spec: SandboxSpec, *, wait_s: float) -> tuple[SandboxRecord, bool]:
@@ -42,6 +43,7 @@ class Sandboxes:
         """
         if spec.get_or_create and (held := await self._take_holder(caller, spec, wait_s=wait_s)):
             return held, True
+        self._ways.check_secrets(caller.account_id, spec.network.secrets)
         if spec.snapshot_id is not None:
             spec = await self._snapshots.fitting(caller, spec)
         try:
@@ -259,6 +261,7 @@ class Sandboxes:
             env_names=tuple(sorted(spec.env)),
             image=spec.image,
             shape=spec.shape,
+            cpu_floor_millis=_floor_millis(spec),
             lease_s=spec.lease_s,
             on_lease_end=spec.on_lease_end,
             idle_pause_s=spec.idle_pause_s,
@@ -274,6 +277,16 @@ class Sandboxes:
             ends_at_s=now_s + spec.lease_s,
             network=replace(spec.network, updated_at_s=now_s),
         )
+
+
+def _floor_millis(spec: SandboxSpec) -> int | None:
+    """Raises InvalidRequest for more than its vCPUs, of which a snapshot may have fewer."""
+    whole = spec.shape.vcpu * 1000
+    if spec.cpu_reserved:
+        return whole
+    if spec.cpu_floor_millis is not None and spec.cpu_floor_millis > whole:
+        raise InvalidRequest([{"field": "cpuFloorMillis", "message": f"must be at most {whole}, that of all vCPUs"}])
+    return spec.cpu_floor_millis
 
 
 def _paused(record: SandboxRecord) -> SandboxPaused:

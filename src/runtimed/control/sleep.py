@@ -101,7 +101,7 @@ class Sleep:
 
     def _admit(self, life: Life) -> None:
         if life.record.id not in self._node.running():
-            admit(self._node, self._lives.all(), [life.record.shape])
+            admit(self._node, self._lives.all(), [life.record])
 
     async def _pause(self, life: Life, reason: StopReason, unless: Callable[[], bool]) -> None:
         async with self._lives.turn(life):

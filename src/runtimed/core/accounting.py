@@ -29,6 +29,8 @@ class Receipt:
     running_ms: int
     cpu_us: int
     """As it was measured, floor or not."""
+    outbound_bytes: int
+    """What its connections carried out: counted, and priced by no rate."""
     trial_ms: int
     waited_permille: int | None
     """Thousandths of its running time in which no vCPU was busy; None when it never ran."""

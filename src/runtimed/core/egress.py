@@ -118,6 +118,9 @@ class EgressDoor(Protocol):
 
     def binding(self, sandbox_id: SandboxId) -> EgressBinding | None: ...
 
+    def outbound_bytes(self, sandbox_id: SandboxId) -> int:
+        """What a bound machine has sent until now over its connections, open ones included; 0 for one that is not."""
+
     def records(self, sandbox_id: SandboxId, *, after: int, limit: int) -> list[EgressRecord]:
         """The newest that the gateway has in memory, with a sequence over `after`, oldest first."""
 
@@ -134,6 +137,9 @@ class EgressDoor(Protocol):
         """Use this from the next request on. Raises HostUnavailable when it cannot be opened."""
 
     def drop_secret(self, secret_id: str) -> None: ...
+
+    def secret_names(self, account_id: AccountId) -> frozenset[str]:
+        """Names of all secrets of an account."""
 
     def secrets_of(self, sandbox_id: SandboxId) -> tuple[SecretRecord, ...]:
         """Those that a machine may use now."""

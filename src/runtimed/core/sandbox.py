@@ -55,6 +55,10 @@ class SandboxSpec:
     """Which of vcpu, memoryMiB and diskMiB the caller named; the others are a snapshot's own."""
     network_asked: bool = True
     """Without it a copy of a snapshot has the rules that its source had."""
+    cpu_floor_millis: int | None = None
+    """Thousandths of a vCPU to be guaranteed; None where the caller did not ask."""
+    cpu_reserved: bool = False
+    """All of its vCPUs are to be guaranteed, however many those are."""
     get_or_create: bool = False
     """With a name: answer the sandbox that holds it, if there is one."""
 
@@ -101,6 +105,8 @@ class SandboxRecord:
     """It began as a fork of this sandbox."""
     note: str | None = None
     """Why its last pause failed, for people."""
+    cpu_floor_millis: int | None = None
+    """Thousandths of a vCPU that it asked to be guaranteed, and pays also when unused; None where it did not ask."""
     env_sealed: bytes | None = field(default=None, repr=False)
 
     @property

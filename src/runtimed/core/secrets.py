@@ -22,6 +22,18 @@ _FRAMING = frozenset(
 _METHOD = re.compile(r"[A-Z]{1,32}")
 
 
+OPEN_TO_ALL = frozenset(
+    {
+        *("ac.uk", "co.uk", "gov.uk", "org.uk", "com.au", "net.au", "org.au", "co.nz", "co.za", "com.br", "com.cn"),
+        *("com.mx", "com.sg", "com.tr", "com.tw", "co.il", "co.in", "co.jp", "ne.jp", "or.jp", "co.kr", "eu.org"),
+        *("github.io", "gitlab.io", "pages.dev", "workers.dev", "vercel.app", "netlify.app", "web.app", "fly.dev"),
+        *("herokuapp.com", "onrender.com", "azurewebsites.net", "cloudfront.net", "amazonaws.com", "s3.amazonaws.com"),
+        *("appspot.com", "run.app", "r2.dev", "ngrok.io", "ngrok.app", "blogspot.com", "firebaseapp.com"),
+    }
+)
+"""Names under which anybody can have a host: the best known ones, not all that there are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestRule:
     """Requests that carry the value: no methods is every method; a path is exact, or ends in `/*`."""
@@ -127,9 +139,15 @@ def _check_hosts(hosts: Sequence[str], wrong: _Problems) -> None:
         wrong("hosts", f"must name 1 to {HOSTS_MAX} hosts")
     for index, host in enumerate(hosts):
         try:
-            _host_target(host)
+            target = _host_target(host)
         except ValueError as problem:
             wrong(f"hosts.{index}", str(problem))
+            continue
+        if target.subdomains and target.name and ("." not in target.name or target.name in OPEN_TO_ALL):
+            message = (
+                f"anybody can have a host under {target.name!r}, and would be given the value: name a domain of yours"
+            )
+            wrong(f"hosts.{index}", message)
 
 
 def _check_rules(rules: Sequence[RequestRule] | None, wrong: _Problems) -> None:

@@ -34,7 +34,9 @@ class MachineSpec:
     """Under every command, process and terminal of the sandbox."""
     user: UserName = "sandbox"
     snapshot_id: str | None = None
-    """Begin as a copy of this snapshot; `image` and `shape` are then the snapshot's own."""
+    """Begin as a copy of this snapshot; `image` is then the snapshot's own, and `shape` too where it has memory."""
+    cpu_floor_millis: int = 0
+    """Thousandths of a vCPU that it is to get also when the host is busy; 0 is an equal share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ class Stored:
     mode: Literal["memory", "disk"]
     generation: int
     """Memory and disk carry the same number, or the memory is not used."""
+    cores: int = 0
+    """What guaranteed CPU is taken from, which is never promised twice."""
     memory_bytes: int
     disk_bytes: int
     shape: Shape

@@ -55,6 +55,8 @@ class Bound:
     live: set[OpenConnection] = field(default_factory=set)
     spent_bytes: int = 0
     """Of all its connections, as they move."""
+    sent_bytes: int = 0
+    """The part of them that came from the guest."""
     dns_now: int = 0
     _tokens: float = -1.0
     _at_s: float = 0.0
@@ -77,6 +79,10 @@ class Bound:
         self.spent_bytes += size
         if self.limits.bytes_total and self.spent_bytes > self.limits.bytes_total:
             raise UsedUp(f"more than {self.limits.bytes_total} bytes in all")
+
+    def sent(self, size: int) -> None:
+        """Count bytes that come from the guest, as they come."""
+        self.sent_bytes += size
 
     def why_no_more(self, now_s: float) -> str | None:
         """The limit that another connection would pass, or None; counts it as begun."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from runtimed.core.clock import Clock
 from runtimed.core.egress import EgressBinding, EgressRecord, Happened
 from runtimed.core.errors import HostUnavailable
-from runtimed.core.ids import SandboxId
+from runtimed.core.ids import AccountId, SandboxId
 from runtimed.core.secrets import SecretRecord, host_targets
 from runtimed.core.tasks import spawn
 from runtimed.egress import dns
@@ -94,6 +94,11 @@ class Gateway:
         bound = self._bound.get(sandbox_id)
         return bound.moved_bytes if bound else 0
 
+    def outbound_bytes(self, sandbox_id: SandboxId) -> int:
+        """What came from a bound machine over its connections until now, those that are open included."""
+        bound = self._bound.get(sandbox_id)
+        return bound.sent_bytes if bound else 0
+
     def records(self, sandbox_id: SandboxId, *, after: int, limit: int) -> list[EgressRecord]:
         return self._parts.audit.of(sandbox_id, after=after, limit=limit)
 
@@ -118,6 +123,9 @@ class Gateway:
 
     def drop_secret(self, secret_id: str) -> None:
         self._secrets.pop(secret_id, None)
+
+    def secret_names(self, account_id: AccountId) -> frozenset[str]:
+        return frozenset(record.plan.name for record, _ in self._secrets.values() if record.account_id == account_id)
 
     def secrets_of(self, sandbox_id: SandboxId) -> tuple[SecretRecord, ...]:
         bound = self._bound.get(sandbox_id)
@@ -171,7 +179,7 @@ class Gateway:
 
     async def _connection(self, bound: Bound, stream: Stream) -> None:
         params = stream.params
-        pipe = GuestPipe(stream, bound.windows, bound.spend)
+        pipe = GuestPipe(stream, bound.windows, bound.spend, bound.sent)
         connection = GuestConnection(self, bound, pipe)
         why = bound.why_no_more(self.now_s())
         if why is not None:

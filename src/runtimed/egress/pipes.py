@@ -56,9 +56,18 @@ class Windows:
 class GuestPipe:
     """One connection of a guest, as the stream that carries it."""
 
-    def __init__(self, stream: Stream, windows: Windows, spend: Callable[[int], None] = lambda size: None) -> None:
-        """`spend` is told of every byte in either direction, and raises UsedUp when there may be no more."""
-        self._stream, self._windows, self._spend = stream, windows, spend
+    def __init__(
+        self,
+        stream: Stream,
+        windows: Windows,
+        spend: Callable[[int], None] = lambda size: None,
+        sent: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        """`spend` is told of every byte in either direction, and raises UsedUp when there may be no more.
+
+        `sent` is told of those that come from the guest, as they come.
+        """
+        self._stream, self._windows, self._spend, self._sent = stream, windows, spend, sent
         self._wide = self._ended = False
         self.bytes_out = self.bytes_in = 0
         """From the guest, and to it."""
@@ -74,6 +83,7 @@ class GuestPipe:
             self._stream.reset("invalid_request", "a connection carries bytes")
             raise PipeBroken("the guest sent a message on a connection")
         self.bytes_out += len(item)
+        self._sent(len(item))
         self._spend(len(item))
         if not self._wide and self.bytes_out > WIDE_AFTER_BYTES and self._windows.wide < WIDE_MAX:
             self._wide = True

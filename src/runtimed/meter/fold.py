@@ -4,6 +4,9 @@ Samples of a sandbox are numbered 1, 2, 3, ... on its host and counted strictly 
 waits for those before it, one that comes again is dropped. So the same samples always give the same records. Their
 counters grow from the start of a machine; a machine that was started again counts from 0. Durations come from the
 host's monotonic clock and are only ever added: no wall clock is read here, and none can change a figure.
+
+A host whose service does not live cannot be reached. Its interval is frozen at the last sample, and the first sample
+of the next service, which is of the kind `found`, covers everything since: that is shown, and credited.
 """
 
 from __future__ import annotations
@@ -17,20 +20,6 @@ from runtimed.core.usage import Sample, UsageRecord, Used
 
 WAITING_MAX = 64
 """Samples that wait for an earlier one. With more it is taken for lost: the next counter contains what it said."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnreachableTime:
-    """A time in which the host could not be reached, in numbers of samples: after `after_seq` up to `until_seq`.
-
-    `until_seq` is None while it cannot be reached yet.
-    """
-
-    after_seq: int
-    until_seq: int | None = None
-
-    def covers(self, seq: int) -> bool:
-        return self.after_seq < seq and (self.until_seq is None or seq <= self.until_seq)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +47,7 @@ class Fold:
     records: list[UsageRecord]
 
 
-def fold(state: Folded, samples: Iterable[Sample], *, unreachable: Iterable[UnreachableTime] = ()) -> Fold:
+def fold(state: Folded, samples: Iterable[Sample]) -> Fold:
     """Count these samples as far as they follow each other. Idempotent: a sample that was counted adds nothing."""
     waiting, damaged = dict(state.waiting), state.damaged
     for sample in samples:
@@ -69,15 +58,15 @@ def fold(state: Folded, samples: Iterable[Sample], *, unreachable: Iterable[Unre
         elif sample.seq > state.last_seq:
             waiting.setdefault(sample.seq, sample)
     state = replace(state, waiting=MappingProxyType(waiting), damaged=damaged)
-    return _count(state, tuple(unreachable), all_that_wait=False)
+    return _count(state, all_that_wait=False)
 
 
-def close(state: Folded, *, unreachable: Iterable[UnreachableTime] = ()) -> Fold:
+def close(state: Folded) -> Fold:
     """No more samples will come: count those that wait, without those before them. Idempotent."""
-    return _count(state, tuple(unreachable), all_that_wait=True)
+    return _count(state, all_that_wait=True)
 
 
-def _count(state: Folded, unreachable: tuple[UnreachableTime, ...], *, all_that_wait: bool) -> Fold:
+def _count(state: Folded, *, all_that_wait: bool) -> Fold:
     waiting, records = dict(state.waiting), list[UsageRecord]()
     while waiting:
         seq = state.last_seq + 1
@@ -95,7 +84,7 @@ def _count(state: Folded, unreachable: tuple[UnreachableTime, ...], *, all_that_
                 at_ms=sample.at_ms,
                 sample_hash=sample.hash,
                 used=sample.counters.since(before),
-                credited=sample.kind == "found" or any(gap.covers(seq) for gap in unreachable),
+                credited=sample.kind == "found",
             )
         )
         # At least what was counted: a counter that the kernel corrects downwards by a tick is not counted up again.

@@ -26,7 +26,7 @@ class HostMeter:
         vmm_pid: Callable[[SandboxId], int | None],
         outbound_bytes: Callable[[SandboxId], int] = lambda sandbox_id: 0,
     ) -> None:
-        """`outbound_bytes` is what a sandbox's connections have carried out of this host since the service started."""
+        """`outbound_bytes` is what a machine has sent over its connections since it was bound; 0 after that."""
         self._sampler = UsageSampler(directory, clock, outbound_bytes=outbound_bytes)
         self._vmm_pid = vmm_pid
         self._disk = asyncio.Lock()

@@ -21,6 +21,7 @@ from runtimed.core.specs import Capacity, MachineSpec, Shape, Started, Stored
 from runtimed.core.tasks import spawn
 from runtimed.node.adopting import adopt
 from runtimed.node.channel import Channel
+from runtimed.node.cpu_shares import guarantee
 from runtimed.node.guest import GuestClient
 from runtimed.node.keeping import Keeper, sandbox_of
 from runtimed.node.lease_files import LeaseFiles
@@ -225,6 +226,8 @@ class LocalNode:
         """With the machine's lock held."""
         held.stopping = True
         if held.writing is not None:
+        if spec.cpu_floor_millis and (pid := self._parts.driver.vmm_pid(ready.plan.machine_id)) is not None:
+            guarantee(pid, spec.cpu_floor_millis)
             if keep_disk or held.releasing:
                 await asyncio.wait([held.writing])
                 return

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,13 @@ def cpu_us(pid: int) -> int | None:
 def incarnation(pid: int) -> str | None:
     """A name for exactly this process: another one, or another start of the host, has another. None when it is gone."""
     seen = mark(pid)
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return None if seen is None else f"{boot}/{seen.pid}/{seen.start_ticks}"
+    return None if seen is None else f"{boot_id()}/{seen.pid}/{seen.start_ticks}"
+
+
+@cache
+def boot_id() -> str:
+    """Names this start of the host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +94,7 @@ class UsageSampler:
         self._read_cpu_us = read_cpu_us
         self._counting = self._load()
         self._unwritten: list[Sample] = []
+        self._find_stored()
 
     def begin(self, sandbox_id: SandboxId, machine: str, pid: int | None) -> Sample:
         """Count this machine from now on; one that was counted before the service restarted goes on where it was.
@@ -119,11 +126,21 @@ class UsageSampler:
         known = self._counting.get(sandbox_id, Counting(seq=0))
         self._counting[sandbox_id] = Counting(
             seq=known.seq,
-            incarnation=f"paused/{known.seq + 1}",
+            incarnation=f"paused/{boot_id()}/{known.seq + 1}",
             began_mono_s=self._clock.monotonic_s(),
             owned_mb=owned_bytes // MB,
         )
         return self._take(sandbox_id, "paused")
+
+    def _find_stored(self) -> None:
+        """What was stored while no service lived could not be woken: it is noted as found, so that it is credited."""
+        for sandbox_id, known in list(self._counting.items()):
+            if known.owned_mb is None:
+                continue
+            if known.incarnation.startswith(f"paused/{boot_id()}/"):
+                self._take(sandbox_id, "found")
+            else:  # the host was started again, and its monotonic clock with it: how long it was off is not known
+                self.begin_paused(sandbox_id, known.owned_mb * MB)
 
     def tick(self) -> list[Sample]:
         """A sample of everything that counts."""

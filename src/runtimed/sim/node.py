@@ -79,7 +79,7 @@ class SimNode:
     ) -> None:
         self.host = host or SimHost()
         self.faults = Faults()
-        self.memory_mib, self.vcpu = memory_mib, vcpu
+        self.memory_mib, self.vcpu, self.cores = memory_mib, vcpu, vcpu
         self.script = script
         self.specs: dict[SandboxId, MachineSpec] = {}
         """What was asked last, of whatever was ever started."""
@@ -241,6 +241,7 @@ class SimNode:
         self._call_off(sandbox_id)
         self._die(sandbox_id)
         if self._told is not None:
+            cores=self.cores,
             await self._told(sandbox_id, "its process was killed")
 
     def crash(self) -> None:

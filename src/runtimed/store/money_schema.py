@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, String, Table
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, String, Table, false
 
 from runtimed.store.schema import metadata
 
@@ -91,7 +91,9 @@ usage = Table(
     Column("credited", Boolean, nullable=False),
     Column("micros", BigInteger, nullable=False),
     Column("sample_hashes", JSON, nullable=False),
+    Column("joined", Boolean, nullable=False, server_default=false()),  # from older rows of one hour
     Index(None, "account_id", "at_s"),
+    Index(None, "joined", "at_s"),
 )
 
 # Rows are only ever added; each carries the hash of the one before.

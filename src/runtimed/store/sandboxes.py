@@ -181,7 +181,7 @@ def _label_rows(record: SandboxRecord) -> list[dict[str, str]]:
 
 _AS_IS: Iterable[str] = (
     *("name", "image", "lease_s", "on_lease_end", "auto_wake", "retention_days", "idle_pause_s", "persistent"),
-    *("paused_at_s", "disk_kept", "stored_bytes", "snapshot_id", "source_id", "note", "env_sealed"),
+    *("paused_at_s", "disk_kept", "stored_bytes", "snapshot_id", "source_id", "note", "env_sealed", "cpu_floor_millis"),
     *("created_at_s", "updated_at_s", "last_active_at_s", "ends_at_s", "ready_at_s", "ended_at_s", "deleted_at_s"),
 )
 

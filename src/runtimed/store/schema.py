@@ -80,6 +80,7 @@ sandboxes = Table(
     Column("snapshot_id", String(36)),
     Column("source_id", String(36)),
     Column("note", String(1024)),
+    Column("cpu_floor_millis", Integer),  # NULL where none was asked for
     Column("env_sealed", LargeBinary),  # opens with a key that is not in the database
     Column("created_at_s", Float, nullable=False),
     Column("updated_at_s", Float, nullable=False),
@@ -172,7 +173,7 @@ idempotency = Table(
     metadata,
     Column("account_id", String(36), primary_key=True),
     Column("key", String(128), primary_key=True),
-    Column("request_hash", String(64), nullable=False),  # of method, path and body
+    Column("request_hash", String(64), nullable=False),  # of method, path and body, under a key that is not here
     Column("sandbox_id", String(36), index=True),  # answers about a sandbox go when it is deleted
     Column("state", String(8), nullable=False),  # running | done
     Column("status", Integer),

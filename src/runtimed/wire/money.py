@@ -200,6 +200,7 @@ def usage_body(shown: UsageShown, limits: LimitsShown) -> dict[str, object]:
                 "chargedMicros": str(use.micros),
                 "cpuSeconds": _number(use.used.cpu_us, 1_000_000),
                 "runningSeconds": _number(use.used.running_ms, 1000),
+                "outboundBytes": str(use.used.outbound_bytes),
                 "waitedShare": waited_share(use.used),
                 "lastAt": iso(use.last_at_s),
             }
@@ -213,6 +214,7 @@ def _kinds(used: Used, mib_ms: int) -> list[dict[str, object]]:
         {"kind": "cpu", "quantity": _number(used.cpu_us, 1_000_000), "unit": "vCPU-seconds"},
         {"kind": "running", "quantity": _number(used.running_ms, 1000), "unit": "seconds"},
         {"kind": "memory", "quantity": _number(mib_ms, 1024 * 3_600_000), "unit": "GiB-hours"},
+        {"kind": "outbound", "quantity": _number(used.outbound_bytes, 10**9), "unit": "GB"},
         {"kind": "paused_storage", "quantity": _number(used.paused_mb_ms, 1000 * 3_600_000), "unit": "GB-hours"},
     ]
 
@@ -291,6 +293,7 @@ def receipt_body(sandbox_id: str, receipt: Receipt) -> dict[str, object]:
         "heldMicros": receipt.held_micros,
         "runningSeconds": _number(receipt.running_ms, 1000),
         "cpuSeconds": _number(receipt.cpu_us, 1_000_000),
+        "outboundBytes": str(receipt.outbound_bytes),
         "trialSeconds": receipt.trial_ms // 1000,
         "waitedShare": None if waited is None else waited / 1000,
     }

@@ -45,7 +45,7 @@ from runtimed.wire.egress import NetworkRules
 from runtimed.wire.strict import Shown, Strict, Text, check_env
 
 CPU_FLOOR_DEFAULT_MILLIS = 50
-"""The wire protocol's default; a guaranteed floor above it is not built."""
+"""What the wire protocol shows of a sandbox that asked for no floor: a share like everybody's, at no price."""
 
 
 def _name(text: str) -> str:
@@ -106,7 +106,7 @@ class CreateSandbox(Strict):
     memory_mib: int = Field(MEMORY_DEFAULT_MIB, ge=MEMORY_MIN_MIB, le=MEMORY_MAX_MIB, alias="memoryMiB")
     disk_mib: int = Field(DISK_DEFAULT_MIB, ge=DISK_MIN_MIB, le=DISK_MAX_MIB, alias="diskMiB")
     cpu: Literal["shared", "reserved"] = "shared"
-    cpu_floor_millis: int = Field(CPU_FLOOR_DEFAULT_MILLIS, ge=0, alias="cpuFloorMillis")
+    cpu_floor_millis: int | None = Field(None, ge=0, alias="cpuFloorMillis")
     timeout_s: Lease = Field(LEASE_DEFAULT_S, alias="timeoutSeconds")
     on_lease_end: Literal["pause", "stop", "delete"] = Field("pause", alias="onLeaseEnd")
     idle_pause_s: int | None = Field(None, ge=0, le=IDLE_PAUSE_MAX_S, alias="idlePauseSeconds")
@@ -132,15 +132,20 @@ class CreateSandbox(Strict):
             raise ValueError("name: getOrCreate needs one")
         if self.image is not None and self.snapshot is not None:
             raise ValueError("snapshot: image and snapshot exclude each other")
-        if self.cpu_floor_millis > self.vcpu * 1000:
-            raise ValueError(f"cpuFloorMillis: must be at most {self.vcpu * 1000}, that of all vCPUs")
+        floor, whole = self.cpu_floor_millis, self.vcpu * 1000
+        if floor is None or (self.snapshot is not None and "vcpu" not in self.model_fields_set):
+            return self  # nothing asked, or the snapshot says how many vCPUs there are
+        if floor > whole:
+            raise ValueError(f"cpuFloorMillis: must be at most {whole}, that of all vCPUs")
+        if self.cpu == "reserved" and floor != whole:
+            raise ValueError(
+                f"cpuFloorMillis: reserved is a floor of {whole}, that of all vCPUs; leave one of them out"
+            )
         return self
 
     def not_built(self) -> list[str]:
         """Fields that ask for something that this version cannot do. Saying what is so anyway is fine."""
         asked = {
-            "cpu": self.cpu == "reserved",
-            "cpuFloorMillis": self.cpu_floor_millis > CPU_FLOOR_DEFAULT_MILLIS,
             "spreadFrom": bool(self.spread_from),
             "volumes": bool(self.volumes),
             "tailscale": self.tailscale is not None,
@@ -173,6 +178,8 @@ class CreateSandbox(Strict):
                 max_total_micros=self.max_total_cost_micros,
                 funding=self.funding,
             ),
+            cpu_floor_millis=self.cpu_floor_millis,
+            cpu_reserved=self.cpu == "reserved",
             get_or_create=self.get_or_create,
         )
 
@@ -348,8 +355,8 @@ def sandbox_body(record: SandboxRecord, *, region: str, money: SandboxMoney | No
         "vcpu": record.shape.vcpu,
         "memoryMiB": record.shape.memory_mib,
         "diskMiB": record.shape.disk_mib,
-        "cpu": "shared",
-        "cpuFloorMillis": CPU_FLOOR_DEFAULT_MILLIS,
+        "cpu": "reserved" if record.cpu_floor_millis == record.shape.vcpu * 1000 else "shared",
+        "cpuFloorMillis": CPU_FLOOR_DEFAULT_MILLIS if record.cpu_floor_millis is None else record.cpu_floor_millis,
         "funding": "paid",
         "timeoutSeconds": record.lease_s,
         "onLeaseEnd": record.on_lease_end,

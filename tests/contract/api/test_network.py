@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from runtimed.core.egress import Happened
 from runtimed.main import Service, build_service
 from runtimed.settings import Settings
+from runtimed.store.schema import idempotency
 
 from .conftest import Api
 
@@ -201,6 +204,46 @@ async def test_sandboxes_see_placeholders_of_the_secrets_that_they_may_use(api: 
 
     assert [sorted(s.plan.variable for s in some) for some in seen] == [["FIRST", "TWO"], ["TWO"], []]
     assert narrowed["secrets"] == ["TWO"] and nothing["secrets"] == [] and everything["secrets"] is None
+
+
+async def test_a_create_or_a_fork_that_names_an_unknown_secret_is_refused_with_the_field(api: Api) -> None:
+    await api.call("PUT", "/v1/egress-secrets/ONE", {"value": "v", "hosts": ["a.test"]})
+    create = await api.call("POST", "/v1/sandboxes", {"secrets": ["ONE", "TYPO", "OTHER"]})
+    running = api.node.running()
+    made = await api.create(secrets=["ONE"])
+    fork = await api.call("POST", f"/v1/sandboxes/{made['id']}:fork", {"secrets": ["TYPO"]})
+
+    assert [(reply.status_code, reply.json()["error"]["code"]) for reply in (create, fork)] == [
+        (400, "invalid_request"),
+        (400, "invalid_request"),
+    ]
+    assert [issue["field"] for issue in create.json()["error"]["details"]["issues"]] == ["secrets.1", "secrets.2"]
+    assert "TYPO" in fork.json()["error"]["message"]
+    assert (running, api.node.running()) == (frozenset(), frozenset({made["id"]}))
+
+
+@pytest.mark.parametrize("host", ["*.com", "*.COM.", "*.co.uk", "*.github.io:8443"])
+async def test_a_secret_for_every_host_of_a_public_suffix_is_refused(api: Api, host: str) -> None:
+    reply = await api.call("PUT", "/v1/egress-secrets/KEY", {"value": VALUE, "hosts": ["api.test", host]})
+
+    (issue,) = reply.json()["error"]["details"]["issues"]
+    assert (reply.status_code, issue["field"]) == (400, "hosts.1")
+    assert "anybody can have a host under" in issue["message"]
+
+
+async def test_what_a_request_held_cannot_be_tried_out_on_the_database(api: Api) -> None:
+    body = {"value": VALUE, "hosts": ["a.test"]}
+    first = await api.call("PUT", "/v1/egress-secrets/KEY", body, key="once")
+    await api.service.services.idempotency.close()
+    async with api.database.reading() as db:
+        kept = (await db.execute(select(idempotency.c.request_hash))).scalar_one()
+    sent = first.request.content
+    again = await api.call("PUT", "/v1/egress-secrets/KEY", body, key="once")
+    other = await api.call("PUT", "/v1/egress-secrets/KEY", {**body, "value": "x"}, key="once")
+
+    assert kept != hashlib.sha256(b"PUT /v1/egress-secrets/KEY\n" + sent).hexdigest()
+    assert (again.status_code, again.headers["idempotency-replayed"]) == (200, "true")
+    assert other.json()["error"]["code"] == "idempotency_key_reused"
 
 
 async def test_two_secrets_in_one_variable_are_refused(api: Api) -> None:

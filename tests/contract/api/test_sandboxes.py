@@ -48,8 +48,6 @@ async def test_values_of_the_environment_are_in_no_answer(api: Api) -> None:
         ("volumes", [{"volumeId": "v", "path": "/x"}]),
         ("spreadFrom", ["x"]),
         ("tailscale", {"authKeySecret": "x"}),
-        ("cpu", "reserved"),
-        ("cpuFloorMillis", 1000),
     ],
 )
 async def test_what_is_not_built_is_refused_by_name(api: Api, field: str, value: Any) -> None:
@@ -113,6 +111,10 @@ async def test_every_wrong_field_is_named_at_once(api: Api) -> None:
         ({"getOrCreate": True}, "name"),
         ({"image": "a", "snapshot": "b"}, "snapshot"),
         ({"cpuFloorMillis": 9000}, "cpuFloorMillis"),
+        ({"cpuFloorMillis": -1}, "cpuFloorMillis"),
+        ({"cpuFloorMillis": 500, "cpu": "reserved"}, "cpuFloorMillis"),
+        ({"vcpu": 1, "cpuFloorMillis": 1001}, "cpuFloorMillis"),
+        ({"funding": "trial", "cpuFloorMillis": 251}, "cpuFloorMillis"),
         ({"region": "mars"}, "region"),
         ({"name": "6cc1954f-1965-4f85-86a9-eaa6d0364713"}, "name"),
         ({"env": {"A": "x\0y"}}, "env.A"),

@@ -245,6 +245,20 @@ def test_what_was_used_while_the_host_was_unreachable_is_shown_and_given_back() 
     assert (lost.tab.charged, lost.tab.held) == (0, opened.held)
 
 
+def test_outbound_traffic_is_a_line_at_zero() -> None:
+    opened = open_tab(payer(), terms(), lease_ms=LEASE_MS, at_s=0).tab
+    sent = apply(opened, [record(1, Used(running_ms=1000, outbound_bytes=1_500_000_000))], at_s=1).tab
+    paper = receipt(sent)
+
+    assert (paper.lines[-1].what, paper.lines[-1].quantity, paper.lines[-1].unit, paper.lines[-1].micros) == (
+        "outbound traffic: not charged",
+        "1.5",
+        "GB",
+        0,
+    )
+    assert (paper.outbound_bytes, paper.total_micros) == (1_500_000_000, sent.charged)
+
+
 def test_a_cap_on_its_life_is_never_passed_by_a_microdollar() -> None:
     capped = open_tab(payer(), terms(max_total_micros=Micros(5_000)), lease_ms=LEASE_MS, at_s=0).tab
     used = apply(capped, [record(1, Used(running_ms=LEASE_MS, cpu_us=10**9))], at_s=1).tab

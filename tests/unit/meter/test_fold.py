@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtimed.core.ids import SandboxId
 from runtimed.core.usage import Sample, UsageRecord, Used
-from runtimed.meter.fold import WAITING_MAX, Folded, UnreachableTime, close, fold
+from runtimed.meter.fold import WAITING_MAX, Folded, close, fold
 
 SBX = SandboxId("sbx")
 
@@ -56,12 +56,12 @@ def total(records: list[UsageRecord]) -> Used:
     return total_of([record.used for record in records])
 
 
-def counted(batches: list[list[Sample]], *gaps: UnreachableTime) -> tuple[Folded, list[UsageRecord]]:
+def counted(batches: list[list[Sample]]) -> tuple[Folded, list[UsageRecord]]:
     state, records = Folded(sandbox_id=SBX), list[UsageRecord]()
     for batch in batches:
-        done = fold(state, batch, unreachable=gaps)
+        done = fold(state, batch)
         state, records = done.state, records + done.records
-    done = close(state, unreachable=gaps)
+    done = close(state)
     return done.state, records + done.records
 
 
@@ -103,23 +103,6 @@ def test_a_wall_clock_that_jumps_changes_nothing(lives: list[list[Used]], wall: 
     _, jumpy = counted([sampled(lives, wall)])
 
     assert [r.used for r in steady] == [r.used for r in jumpy]
-
-
-@given(machines, st.integers(0, 10), st.integers(0, 10))
-def test_what_an_unreachable_host_counted_is_credited(lives: list[list[Used]], after: int, more: int) -> None:
-    samples = sampled(lives)
-    gap = UnreachableTime(after_seq=after, until_seq=after + more)
-    _, records = counted([samples], gap)
-
-    assert [r.seq for r in records if r.credited] == [s.seq for s in samples if after < s.seq <= after + more]
-    assert total(records) == everything(lives)
-
-
-def test_while_a_host_is_unreachable_all_that_comes_is_credited() -> None:
-    samples = sampled([[Used(running_ms=1000)] * 3])
-    _, records = counted([samples], UnreachableTime(after_seq=1))
-
-    assert [r.credited for r in records] == [False, True, True]
 
 
 def test_what_ran_while_no_service_was_there_is_credited() -> None:

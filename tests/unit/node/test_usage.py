@@ -13,7 +13,7 @@ import pytest
 
 from runtimed.core.clock import ManualClock
 from runtimed.core.ids import SandboxId
-from runtimed.core.usage import Used
+from runtimed.core.usage import MB, Used
 from runtimed.node.sample_log import SampleLog
 from runtimed.node.usage import UsageSampler, cpu_us, incarnation
 
@@ -150,6 +150,42 @@ async def test_a_paused_sandbox_counts_only_what_it_stores(sampler: UsageSampler
     (tick,) = sampler.tick()
 
     assert tick.counters == Used(paused_mb_ms=47 * 10_000)
+
+
+async def test_what_was_stored_while_no_service_lived_is_found_by_the_next_one(
+    tmp_path: Path, sampler: UsageSampler, clock: ManualClock, cpu: Cpu
+) -> None:
+    sampler.begin_paused(SBX, 40 * MB)
+    await clock.advance(10)
+    sampler.tick()
+    sampler.write()
+    await clock.advance(1000)
+    again = UsageSampler(tmp_path, clock, read_cpu_us=cpu)
+    again.write()
+    await clock.advance(10)
+    (tick,) = again.tick()
+    again.log.close_segment()
+    found = [s for path in again.log.closed() for s in again.log.read(path).samples if s.kind == "found"]
+
+    assert [s.counters.paused_mb_ms for s in found] == [40 * 1_010_000]
+    assert tick.counters.paused_mb_ms == 40 * 1_020_000
+
+
+async def test_storage_goes_on_from_nothing_after_the_host_was_started_again(
+    tmp_path: Path, sampler: UsageSampler, clock: ManualClock, cpu: Cpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await clock.advance(5000)
+    sampler.begin_paused(SBX, 40 * MB)
+    await clock.advance(10)
+    sampler.tick()
+    sampler.write()
+    monkeypatch.setattr("runtimed.node.usage.boot_id", lambda: "another start")
+    clock._mono_s = 30.0
+    again = UsageSampler(tmp_path, clock, read_cpu_us=cpu)
+    await clock.advance(10)
+    (tick,) = again.tick()
+
+    assert tick.counters == Used(paused_mb_ms=40 * 10_000)
 
 
 async def test_a_wall_clock_that_jumps_changes_no_counter(sampler: UsageSampler, clock: ManualClock) -> None:

@@ -1,4 +1,4 @@
-"""What the parts of money are made of: the operator's price book, and bytes as connections close."""
+"""What the parts of money are made of: the operator's price book."""
 
 from __future__ import annotations
 
@@ -7,19 +7,8 @@ from pathlib import Path
 import pytest
 
 from runtimed.billing.pricebook import default_book
-from runtimed.core.egress import EgressRecord, Happened
-from runtimed.core.ids import SandboxId
-from runtimed.money_parts import Outbound, price_book
+from runtimed.money_parts import price_book
 from runtimed.settings import CommandError, Settings
-
-
-def test_bytes_are_added_up_as_connections_close() -> None:
-    outbound = Outbound()
-    for number, (sandbox, carried) in enumerate((("a", 10), ("b", 5), ("a", 7))):
-        happened = Happened(what="closed", host="example.org", port=443, allowed=True, rule="", bytes_out=carried)
-        outbound.told(EgressRecord(sequence=number, at_s=0.0, sandbox_id=SandboxId(sandbox), happened=happened))
-
-    assert [outbound.of(SandboxId(name)) for name in "abc"] == [17, 5, 0]
 
 
 def test_without_a_book_of_their_own_operators_have_the_packages(tmp_path: Path) -> None:
