@@ -59,6 +59,7 @@ from runtimed.store.egress_records import EgressRecordStore
 from runtimed.store.egress_secrets import SecretStore
 from runtimed.store.sandboxes import SandboxStore
 from runtimed.store.snapshots import SnapshotStore
+from runtimed.store.usage_joining import DAY_S, UsageJoining
 
 LISTENING_WITHIN_S = 10.0
 REQUESTS_END_WITHIN_S = 5
@@ -111,7 +112,15 @@ async def build_service(
     snapshots = Snapshots(lives=lives, parts=parts, store=SnapshotStore(database))
     await recovery.recover()
     await snapshots.recover()
-    metering = Metering(lives=lives, charging=money.charging, books=money.books, meter=money.meter, clock=clock)
+    metering = Metering(
+        lives=lives,
+        charging=money.charging,
+        books=money.books,
+        meter=money.meter,
+        clock=clock,
+        joining=UsageJoining(database),
+        detail_s=settings.usage_detail_days * DAY_S,
+    )
     await metering.settle_ended()
     await answers.abandon_running()
     sandboxes = Sandboxes(lives=lives, sleep=sleep, snapshots=snapshots, parts=parts)
@@ -119,7 +128,7 @@ async def build_service(
         presence=Presence(),
         sandboxes=sandboxes,
         moves=Moves(lives=lives, sleep=sleep, store=parts.store),
-        forks=Forks(lives=lives, sleep=sleep, parts=parts),
+        forks=Forks(lives=lives, sleep=sleep, snapshots=snapshots, parts=parts),
         snapshots=snapshots,
         secrets=secrets,
         accounting=money.accounting,

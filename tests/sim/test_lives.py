@@ -178,7 +178,8 @@ class Lives(RuleBasedStateMachine):
 
         async def forked() -> None:
             before = self.written.get(source, b"")
-            for copy in await self.rig.forks.fork(self.rig.caller, source, ForkSpec(count=count)):
+            copies = await self.rig.forks.fork(self.rig.caller, source, ForkSpec(count=count))
+            for copy in copies.sandboxes:
                 self.written[copy.id] = before
 
         self.ask(forked, *([self.verb("delete", source)] if end_too else []), fault=fault)

@@ -12,14 +12,9 @@ from runtimed.api.envelope import json_response
 from runtimed.api.idempotency import Answer, KeyedRequest
 from runtimed.api.sandboxes import shown
 from runtimed.api.services import caller_of, services_of
-from runtimed.core.limits import RETENTION_DEFAULT_DAYS
-from runtimed.core.snapshots import SnapshotSpec
 from runtimed.wire import sandboxes as wire
 from runtimed.wire.snapshots import snapshot_body
 from runtimed.wire.strict import Empty
-
-SNAPSHOT_WITHIN_S = 60.0
-"""A fork that is to leave a snapshot waits this long for that."""
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
@@ -68,13 +63,11 @@ async def fork(request: Request, sandbox_id: str, body: wire.Fork | None = None)
     spec = (body or wire.Fork.model_validate({})).spec()
 
     async def work(_: KeyedRequest) -> Answer:
-        copies = await services.forks.fork(caller, sandbox_id, spec)
-        note(request, copies=len(copies), first=copies[0].id)
-        answer: dict[str, object] = {"sandboxes": [await shown(services, copy) for copy in copies]}
-        if spec.keep_snapshot:
-            kept = SnapshotSpec(name=None, retention_days=RETENTION_DEFAULT_DAYS)
-            snapshot = await services.snapshots.take(caller, sandbox_id, kept, wait_s=SNAPSHOT_WITHIN_S)
-            answer["snapshot"] = snapshot_body(snapshot)
+        made = await services.forks.fork(caller, sandbox_id, spec)
+        note(request, copies=len(made.sandboxes), first=made.sandboxes[0].id)
+        answer: dict[str, object] = {"sandboxes": [await shown(services, copy) for copy in made.sandboxes]}
+        if made.snapshot is not None:
+            answer["snapshot"] = snapshot_body(made.snapshot)
         return Answer(status=201, body=answer)
 
     return await answer_once(request, work)

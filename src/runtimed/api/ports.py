@@ -22,7 +22,7 @@ from runtimed.core.sandbox import (
     StartRecord,
 )
 from runtimed.core.secrets import SecretPlan, SecretRecord
-from runtimed.core.snapshots import SnapshotChange, SnapshotFilter, SnapshotPage, SnapshotRecord, SnapshotSpec
+from runtimed.core.snapshots import Copies, SnapshotChange, SnapshotFilter, SnapshotPage, SnapshotRecord, SnapshotSpec
 
 
 class SandboxVerbs(Protocol):
@@ -72,7 +72,7 @@ class MoveVerbs(Protocol):
 class ForkVerbs(Protocol):
     """Implemented by control.forks."""
 
-    async def fork(self, caller: Caller, sandbox_id: str, spec: ForkSpec) -> list[SandboxRecord]: ...
+    async def fork(self, caller: Caller, sandbox_id: str, spec: ForkSpec) -> Copies: ...
 
 
 class SnapshotVerbs(Protocol):

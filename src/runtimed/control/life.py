@@ -22,6 +22,7 @@ from runtimed.control.till import FreeTill, Till
 from runtimed.core.clock import Clock
 from runtimed.core.errors import (
     ImageNotFound,
+    NameTaken,
     NoCapacity,
     RuntimedError,
     SandboxStopped,
@@ -64,6 +65,8 @@ class Life:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next change of state, and replaced then."""
     pausing: Move | None = None
+    paused_as: SandboxRecord | None = None
+    """As its newest pause left it, whatever has become of it since."""
     waking: Move | None = None
     ending: asyncio.Task[None] | None = None
     keep_disk: bool = False
@@ -165,12 +168,33 @@ class Lives:
         try:
             await self._till.open(record, spending or Spending())
             life.record = replace(life.record, env_sealed=seal_env(self._parts.seal, record.id, life.env))
-            await self._store.add(life.record)
+            try:
+                await self._store.add(life.record)
+            except NameTaken as taken:
+                if not await self._gives_its_name_up(taken):
+                    raise
+                await self._store.add(life.record)
         except BaseException:
             del self._lives[record.id]
             await asyncio.shield(self._never_was(record.id))
             raise
         return life
+
+    async def _gives_its_name_up(self, taken: NameTaken) -> bool:
+        """Whether the holder of a name is without it now: one that ended, though a restart could boot its disk.
+
+        A persistent sandbox that was stopped keeps its name: it is meant to be started again.
+        """
+        holder = self._lives.get(SandboxId(str(taken.details.get("sandboxId", ""))))
+        if holder is None or holder.lock.locked():  # it is on the move; and two that want each other's name get neither
+            return False
+        async with holder.lock:
+            record = holder.record
+            if record.state is not State.STOPPED or record.persistent:
+                return False
+            await self.correct(holder, replace(record, name=None))
+        _log.info("sandbox %s, which ended, gave its name %s up", record.id, record.name)
+        return True
 
     async def _never_was(self, sandbox_id: SandboxId) -> None:
         """Leave no row of it, which may be there without our having heard of it, and no hold."""
@@ -204,6 +228,7 @@ class Lives:
             env=self.env_of(life),  # its secrets are those of the policy that is bound
             user=record.user,
             snapshot_id=record.snapshot_id if cause == "create" else None,
+            cpu_floor_millis=record.cpu_floor_millis or 0,
         )
         bound_ms = round((self._clock.monotonic_s() - mono_s) * 1000, 3)
         return StartAsked(cause=cause, at_s=at_s, policy_bound_ms=bound_ms, machine=machine)
@@ -228,7 +253,6 @@ class Lives:
         )
         async with life.lock:
             await self.move(
-            cpu_floor_millis=record.cpu_floor_millis or 0,
                 life,
                 Fact.READY,
                 ready_at_s=self._clock.now_s(),
@@ -343,7 +367,12 @@ class Lives:
             changed = replace(life.record, updated_at_s=self._clock.now_s(), **fields)
             if "env_names" in fields:
                 changed = replace(changed, env_sealed=seal_env(self._parts.seal, changed.id, life.env))
-            await self._store.save(changed, labels_too=labels_too)
+            try:
+                await self._store.save(changed, labels_too=labels_too)
+            except NameTaken as taken:
+                if not await self._gives_its_name_up(taken):
+                    raise
+                await self._store.save(changed, labels_too=labels_too)
             life.record = changed
         if "ends_at_s" in fields:
             left_s = changed.ends_at_s - self._clock.now_s()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from runtimed.control.finding import Finder
 from runtimed.control.leases import with_first_command
@@ -24,6 +25,9 @@ class Moves:
     async def pause(self, caller: Caller, sandbox_id: str, *, wait_s: float) -> SandboxRecord:
         """Stop its vCPUs and keep its memory and files. Pausing one that is paused is done already.
 
+        Whoever asks while a pause is under way joins it, and all get the same answer: the sandbox as that pause left
+        it, whatever wakes it in the next moment.
+
         Raises:
             NotRunning, SandboxStopped, NoCapacity (no room on the disk: it goes on).
         """
@@ -32,8 +36,14 @@ class Moves:
             raise NotRunning(f"sandbox {life.record.id} is still starting", hint="wait until its state is running")
         if life.record.state in (State.STOPPED, State.STOPPING):
             raise stopped_error(life.record)
-        if life.record.state is not State.PAUSED:
-            await _within(self._sleep.pause(life, StopReason.REQUESTED), life, wait_s)
+        before = life.paused_as
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while life.record.state is not State.PAUSED:
+                    await joined(self._sleep.pause(life, StopReason.REQUESTED), life)
+                    if life.paused_as is not before and life.paused_as is not None:
+                        return life.paused_as
+                    # What it joined was the end of an earlier pause, or one for idleness that was called off.
         return life.record
 
     async def wake(self, caller: Caller, sandbox_id: str, *, lease_s: int | None, wait_s: float) -> SandboxRecord:

@@ -126,6 +126,7 @@ class Sleep:
                 if _state(life) is State.PAUSING:
                     fields = {"stop_reason": reason, "paused_at_s": self._clock.now_s(), "note": None}
                     await self._lives.move(life, Fact.PAUSED, **fields)
+                    life.paused_as = life.record
             await self._till.paused(life.record, 0)
 
     async def _goes_on(self, life: Life, why: str) -> None:

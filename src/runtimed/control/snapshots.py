@@ -21,12 +21,11 @@ from runtimed.core.errors import (
     SnapshotChanged,
     SnapshotFailed,
     SnapshotNotFound,
-    Unavailable,
 )
 from runtimed.core.ids import is_id, new_id
 from runtimed.core.lifecycle import State
 from runtimed.core.ports import Node
-from runtimed.core.sandbox import DAY_S, Caller, SandboxSpec
+from runtimed.core.sandbox import DAY_S, Caller, SandboxRecord, SandboxSpec
 from runtimed.core.snapshots import (
     SnapshotChange,
     SnapshotFilter,
@@ -34,7 +33,7 @@ from runtimed.core.snapshots import (
     SnapshotRecord,
     SnapshotSpec,
 )
-from runtimed.core.specs import Shape
+from runtimed.core.specs import Shape, Stored
 from runtimed.core.tasks import spawn
 from runtimed.store.snapshots import SnapshotStore
 
@@ -72,6 +71,13 @@ class Snapshots:
         record, life = await self._finder.life(caller, sandbox_id)
         if life is None or life.record.state in (State.STOPPED, State.STOPPING):
             raise stopped_error(record)
+        snapshot = await self.begin(caller, record, spec)
+        capture = spawn(self._capture(life, snapshot), name=f"capture {snapshot.id}")
+        await asyncio.wait({capture}, timeout=wait_s)
+        return await self._store.get(snapshot.id) or snapshot
+
+    async def begin(self, caller: Caller, record: SandboxRecord, spec: SnapshotSpec) -> SnapshotRecord:
+        """Record a snapshot of a sandbox that is about to be captured; then comes `finish` or `give_up`."""
         now_s = self._clock.now_s()
         snapshot = SnapshotRecord(
             id=new_id(),
@@ -91,9 +97,23 @@ class Snapshots:
             expires_at_s=now_s + spec.retention_days * DAY_S,
         )
         await self._store.add(snapshot)
-        capture = spawn(self._capture(life, snapshot), name=f"capture {snapshot.id}")
-        await asyncio.wait({capture}, timeout=wait_s)
-        return await self._store.get(snapshot.id) or snapshot
+        return snapshot
+
+    async def finish(self, snapshot: SnapshotRecord, stored: Stored) -> SnapshotRecord:
+        """It was captured. One that was deleted meanwhile is forgotten."""
+        async with self._locks[snapshot.id]:
+            now = await self._store.get(snapshot.id)
+            if now is None or now.state != "capturing":
+                await self._node.forget_snapshot(snapshot.id)
+                return now or snapshot
+            owned_bytes = stored.memory_bytes + stored.disk_bytes
+            ready = replace(now, state="ready", ready_at_s=self._clock.now_s(), stored_bytes=owned_bytes)
+            await self._store.save(ready)
+            return ready
+
+    async def give_up(self, snapshot: SnapshotRecord) -> None:
+        """What it was to be kept of did not come about: nothing of it is left."""
+        await self._remove(snapshot)
 
     async def get(self, caller: Caller, snapshot_id: str) -> SnapshotRecord:
         """One that was not deleted."""
@@ -149,9 +169,8 @@ class Snapshots:
             message = "is fixed by the snapshot's memory: {} there"
             raise InvalidRequest([{"field": name, "message": message.format(kept[name])} for name in wrong])
         if sizes["diskMiB"] < kept["diskMiB"]:
-            raise InvalidRequest([{"field": "diskMiB", "message": f"must be at least {kept['diskMiB']}, the disk's"}])
-        if wrong:
-            raise Unavailable("a disk snapshot cannot be given another size in this version", details={"fields": wrong})
+            message = f"must be at least {kept['diskMiB']}, the size of the snapshot's disk: a disk only grows"
+            raise InvalidRequest([{"field": "diskMiB", "message": message}])
         network = spec.network
         if not spec.network_asked:
             network = replace(network, rules=record.network.rules)
@@ -200,14 +219,7 @@ class Snapshots:
             if life.record.state not in (State.RUNNING, State.PAUSED):
                 raise stopped_error(life.record)
             stored = await self._node.snapshot(life.record.id, snapshot.id, snapshot.mode)
-        owned_bytes = stored.memory_bytes + stored.disk_bytes
-        async with self._locks[snapshot.id]:
-            now = await self._store.get(snapshot.id)
-            if now is None or now.state != "capturing":  # deleted while it was made
-                await self._node.forget_snapshot(snapshot.id)
-                return
-            ready_at_s = self._clock.now_s()
-            await self._store.save(replace(now, state="ready", ready_at_s=ready_at_s, stored_bytes=owned_bytes))
+        await self.finish(snapshot, stored)
 
     async def _failed(self, snapshot: SnapshotRecord, why: str) -> None:
         _log.warning("snapshot %s could not be made: %s", snapshot.id, why)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from runtimed.core.commands import Captured, Command, ProcessEvent, ProcessInfo
 from runtimed.core.files import FileEntry, FileHead, WriteOptions
 from runtimed.core.ids import ProcessId, SandboxId
-from runtimed.core.specs import Capacity, MachineSpec, Started, Stored, UserName
+from runtimed.core.specs import Capacity, Forked, MachineSpec, Started, Stored, UserName
 from runtimed.core.usage import Counted, Sample, SampleBatch, SampleKind
 
 
@@ -33,6 +33,7 @@ class GuestProcesses(Protocol):
 
         Raises:
             CwdNotFound, ProcessLimit, InvalidRequest: nothing ran.
+            Interrupted: the sandbox was paused. It goes on after the wake; the same id again brings its result.
             OutcomeUnknown: the machine went away after the start.
         """
 
@@ -164,8 +165,12 @@ class Node(Protocol):
             NotFound: nothing was kept of this sandbox.
         """
 
-    async def fork(self, sandbox_id: SandboxId, children: Sequence[MachineSpec]) -> list[Started]:
+    async def fork(
+        self, sandbox_id: SandboxId, children: Sequence[MachineSpec], *, keep_as: str | None = None
+    ) -> Forked:
         """Start copies of a running machine; it stops for the capture only. All copies start, or none does.
+
+        With `keep_as` the very moment that the copies begin as is also kept, as a snapshot of this id with memory.
 
         Raises:
             MachineGone, NoCapacity, HostUnavailable, StartFailed: the source goes on.
@@ -185,6 +190,9 @@ class Node(Protocol):
 
     def lease(self, sandbox_id: SandboxId, ends_in_s: float) -> None:
         """Tell the lease guard when to end the machine if this service is not there to do it."""
+
+    def doing(self, sandbox_id: SandboxId) -> str | None:
+        """What a start that takes long does now, a clause for people; None where there is nothing to say."""
 
     def guest(self, sandbox_id: SandboxId) -> Guest:
         """Raises MachineGone when there is none."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from runtimed.core.egress import NetworkPolicy
 from runtimed.core.ids import AccountId, KeyId, SandboxId
+from runtimed.core.sandbox import SandboxRecord
 from runtimed.core.specs import Shape
 
 SnapshotMode = Literal["memory", "disk"]
@@ -74,3 +75,11 @@ class SnapshotChange:
     labels: Mapping[str, str] | None = None
     if_labels: Mapping[str, str] | None = None
     """Refuse with `snapshot_metadata_changed` unless the labels are these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """What a fork came to: the copies, running, and what they began as where that was to be kept."""
+
+    sandboxes: tuple[SandboxRecord, ...]
+    snapshot: SnapshotRecord | None

@@ -22,6 +22,15 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpareOrder:
+    """So many machines of an image and a shape that an operator wants ready. No image is the default one."""
+
+    image: str = ""
+    shape: Shape
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MachineSpec:
     """One machine to be started for one sandbox."""
 
@@ -62,6 +71,8 @@ class Capacity:
     memory_used_mib: int
     machines: int
     machines_max: int
+    cores: int = 0
+    """What guaranteed CPU is taken from, which is never promised twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +82,17 @@ class Stored:
     mode: Literal["memory", "disk"]
     generation: int
     """Memory and disk carry the same number, or the memory is not used."""
-    cores: int = 0
-    """What guaranteed CPU is taken from, which is never promised twice."""
     memory_bytes: int
     disk_bytes: int
     shape: Shape
     image: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forked:
+    """What a fork came to."""
+
+    started: tuple[Started, ...]
+    """Of each copy, in the order that they were asked for."""
+    kept: Stored | None
+    """The snapshot that was asked for: what the copies began as."""

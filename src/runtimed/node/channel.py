@@ -71,6 +71,7 @@ class Channel:
         """Use `Channel.open`."""
         loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[Closing] = loop.create_future()
+        self.closed_for_a_pause = False
         self.info: Json = {}
         """What the guest said of itself in its greeting."""
         self.serve: Callable[[Stream], None] | None = None
@@ -110,8 +111,9 @@ class Channel:
                 f"the machine's agent was not reached in {within_s:g} s: {refused}"
             ) from None
 
-    async def close(self, why: str = "closed") -> None:
-        """Hang up. Commands in the guest go on. Idempotent."""
+    async def close(self, why: str = "closed", *, for_a_pause: bool = False) -> None:
+        """Hang up. Commands in the guest go on; `for_a_pause` those who wait for them are told so. Idempotent."""
+        self.closed_for_a_pause = self.closed_for_a_pause or for_a_pause
         self._end(why)
         await self.closed
 

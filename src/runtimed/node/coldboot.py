@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 
 from runtimed.core.errors import HostUnavailable, RuntimedError, StartFailed
 from runtimed.node.channel import Channel
@@ -22,8 +23,18 @@ BOOT_S = 120.0
 WATCH_EVERY_S = 0.5
 
 
-async def boot_watched(driver: VmmDriver, plan: MachinePlan, *, attempts: int = ATTEMPTS) -> Channel:
+async def boot_watched(
+    driver: VmmDriver,
+    plan: MachinePlan,
+    *,
+    begin: Callable[[], Awaitable[None]] | None = None,
+    attempts: int = ATTEMPTS,
+    patience: float = 1.0,
+) -> Channel:
     """A booted machine with its channel open. If this raises or is cancelled, nothing of it is left.
+
+    `begin` starts its process in another way than `driver.boot`. A machine that is to leave the processor to others
+    gets more `patience`: so many times the usual wait.
 
     Raises:
         HostUnavailable: the host refused to start it at all.
@@ -31,9 +42,9 @@ async def boot_watched(driver: VmmDriver, plan: MachinePlan, *, attempts: int = 
     """
     said = ""
     for attempt in range(1, attempts + 1):
-        await driver.boot(plan)
+        await (driver.boot(plan) if begin is None else begin())
         try:
-            channel, said = await _first_answer(driver, plan)
+            channel, said = await _first_answer(driver, plan, patience)
         except BaseException:
             await driver.kill(plan.machine_id)
             raise
@@ -48,11 +59,11 @@ async def boot_watched(driver: VmmDriver, plan: MachinePlan, *, attempts: int = 
     )
 
 
-async def _first_answer(driver: VmmDriver, plan: MachinePlan) -> tuple[Channel | None, str]:
+async def _first_answer(driver: VmmDriver, plan: MachinePlan, patience: float) -> tuple[Channel | None, str]:
     """The channel when the agent answers, or None and the console's last line when the boot stalls or ends."""
-    opening = asyncio.ensure_future(Channel.open(plan.socket, within_s=BOOT_S))  # noqa: TID251
+    opening = asyncio.ensure_future(Channel.open(plan.socket, within_s=BOOT_S * patience))  # noqa: TID251
     exited = asyncio.ensure_future(driver.wait_exit(plan.machine_id))  # noqa: TID251 - both are awaited below
-    watching = asyncio.ensure_future(_stalled(driver, plan.machine_id))  # noqa: TID251
+    watching = asyncio.ensure_future(_stalled(driver, plan.machine_id, STALL_S * patience))  # noqa: TID251
     try:
         await asyncio.wait({opening, exited, watching}, return_when=asyncio.FIRST_COMPLETED)
         if opening.done() and not opening.cancelled() and opening.exception() is None:
@@ -68,11 +79,11 @@ async def _first_answer(driver: VmmDriver, plan: MachinePlan) -> tuple[Channel |
                     await task
 
 
-async def _stalled(driver: VmmDriver, machine_id: str) -> str:
-    """Return the console's last line once nothing new came for STALL_S."""
+async def _stalled(driver: VmmDriver, machine_id: str, stall_s: float) -> str:
+    """Return the console's last line once nothing new came for `stall_s`."""
     loop = asyncio.get_running_loop()
     seen, since = b"", loop.time()
-    while loop.time() - since < STALL_S:
+    while loop.time() - since < stall_s:
         await asyncio.sleep(WATCH_EVERY_S)
         try:
             said = await driver.console(machine_id)

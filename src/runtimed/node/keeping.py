@@ -31,6 +31,8 @@ from runtimed.node.vmm.merging import merged_base
 
 _log = logging.getLogger(__name__)
 
+CAPTURED = ("state", "pages", "pages.json")
+"""What a capture of memory is: device state, the pages of its own, and where they belong."""
 COPIES_AT_ONCE = 4
 """Copies of a fork that start at the same time; more only wait for each other's processor."""
 SHARED_FROM = 3
@@ -59,7 +61,7 @@ class Keeper:
         """Stop the vCPUs and end what reads along; the readers have their cursors."""
         await self.driver.freeze(held.plan)
         held.frozen = True
-        await held.channel.close("the sandbox was paused")
+        await held.channel.close("the sandbox was paused", for_a_pause=True)
 
     async def write(self, held: Held) -> Stored:
         """Put a frozen machine on the shelf; its process and folder are gone then.
@@ -126,31 +128,69 @@ class Keeper:
         return ready, begun, record.generation
 
     async def copy(self, spec: MachineSpec) -> tuple[Ready, Started]:
-        """A new machine that begins as a snapshot."""
+        """A new machine that begins as a snapshot; one of a disk alone may have another size, its disk a larger one."""
         assert spec.snapshot_id is not None
         record = self._room.snapshots.find(spec.snapshot_id)
         if record is None:
             raise NotFound(f"there is no snapshot {spec.snapshot_id}")
         kept = Kept(directory=self._room.snapshots.folder(spec.snapshot_id))
         how: How = "snapshot" if record.mode == "memory" else "cold"
+        self._room.begin()
         try:
+            if record.mode == "disk" and spec.shape != record.plan.shape:
+                base = await self.driver.blank(self._room.new_base(), spec.shape, record.template)
+                record = replace(record, template=base, plan=replace(record.plan, shape=spec.shape))
             return await self._bring_up(spec, record, kept, how, new=True)
         except _RanAndLost as lost:
             raise StartFailed(f"the copy did not answer: {lost}") from lost
+        finally:
+            self._room.settle()
 
-    async def fork(self, held: Held, children: Sequence[MachineSpec]) -> list[tuple[Ready, Started]]:
-        """Copies of a running machine: all of them, or an error and none. The source goes on either way."""
+    async def fork(
+        self, held: Held, children: Sequence[MachineSpec], keep_as: str | None
+    ) -> tuple[list[tuple[Ready, Started]], Stored | None]:
+        """Copies of a running machine: all of them, or an error and none. The source goes on either way.
+
+        What they begin as is also kept as the snapshot `keep_as`.
+        """
         folder = self._room.scratch()
         try:
             record = await self._capture(held, folder, "memory")
-            kept = Kept(directory=folder)
+            if keep_as is not None:
+                self._keep_too(folder, keep_as, record)
+            begun = record
             if len(children) >= SHARED_FROM:
                 base = await asyncio.to_thread(merged_base, self._room.new_base(), record.template, folder)
-                record = replace(record, template=base)
-            return await self._copies(children, record, kept)
+                begun = replace(record, template=base)
+            made = await self._copies(children, begun, Kept(directory=folder))
+            return made, await self._kept_too(made, keep_as, record.template)
+        except BaseException:
+            if keep_as is not None:
+                self._room.snapshots.give_up(keep_as)
+            raise
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self._room.settle()
+
+    def _keep_too(self, captured: Path, snapshot_id: str, record: KeptRecord) -> None:
+        """The same files under another name: a snapshot costs a fork nothing but its names."""
+        shelf = self._room.snapshots
+        folder = shelf.begin(snapshot_id)
+        for name in CAPTURED:
+            (folder / name).hardlink_to(captured / name)
+        shelf.write(folder, record)
+
+    async def _kept_too(
+        self, made: Sequence[tuple[Ready, Started]], snapshot_id: str | None, template: Template
+    ) -> Stored | None:
+        if snapshot_id is None:
+            return None
+        try:
+            return await self._shelve(self._room.snapshots, snapshot_id, template)
+        except BaseException:
+            for ready, _ in made:
+                await asyncio.shield(self._starter.drop(ready))
+            raise
 
     async def snapshot(self, held: Held, snapshot_id: str, mode: Literal["memory", "disk"]) -> Stored:
         """Keep a running machine as it is now; it goes on."""
@@ -183,7 +223,7 @@ class Keeper:
             plan = replace(record.plan, layers=(*record.plan.layers, layer))
             self._room.sandboxes.write(source, replace(record, plan=plan))
             if mode == "memory":
-                for name in ("state", "pages", "pages.json"):
+                for name in CAPTURED:
                     (folder / name).hardlink_to(source / name)
             shelf.write(folder, replace(record, plan=plan, mode=mode))
             return await self._shelve(shelf, snapshot_id, record.template)
@@ -251,6 +291,7 @@ class Keeper:
         cold = how == "cold"
         try:
             if cold:
+                self._starter.doing[spec.sandbox_id] = "booting its disk: about 20 s without KVM"
                 await self.driver.boot_disk(plan, record.template, kept.disk)
             else:
                 await self.driver.wake(plan, record.template, kept)
@@ -258,10 +299,11 @@ class Keeper:
             raise StartFailed(f"what was kept did not come up: {failure}") from failure
         try:
             channel = await Channel.open(plan.socket, within_s=BOOT_S if cold else ANSWER_S)
-            steps.done("restored")
+            steps.done("booted" if cold else "restored")
             ready = Ready(plan=plan, template=record.template, channel=channel)
             self._parts.templates.hold(record.template, plan.directory)
-            identified = await self._starter.identify(ready, spec, new=new)
+            identify = self._starter.identify_cold if cold else self._starter.identify
+            identified = await identify(ready, spec, new=new)
             steps.done("ready")
         except BaseException as failure:
             await asyncio.shield(self._undo(plan, kept))

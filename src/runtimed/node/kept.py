@@ -3,7 +3,7 @@
     STATE/kept/<sandbox>/        state  pages  pages.json  disk.qcow2  kept.json     one for a sandbox that does not run
     STATE/snapshots/<snapshot>/  state  pages  pages.json  kept.json                 copies begin over its layers
     STATE/layers/<id>.qcow2      frozen disks that several of them lie above
-    STATE/bases/<id>/            memory of a fork that its copies share
+    STATE/bases/<id>/            memory of a fork that its copies share; or no memory, below a machine that booted cold
 
 A folder is made under a name with a dot and put in place by one rename, after its record. Memory and disk of one folder
 are of the same moment: the disk moves out when a machine starts from it, and the memory is worthless from then on.
@@ -139,15 +139,19 @@ class KeptRoom:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._machines = machines_dir
         self._moves = 0
-        """Forks and snapshots under way: what they make is in no record yet."""
+        """Forks, snapshots and cold boots under way: what they make is in no record yet."""
+
+    def begin(self) -> None:
+        """What is made from now on may be in no record yet: nothing is swept until `settle`."""
+        self._moves += 1
 
     def new_layer(self) -> Path:
-        """A name for a layer. Nothing is swept until `settle`, when it is in a record or unwanted."""
-        self._moves += 1
+        """A name for a layer, made until `settle`."""
+        self.begin()
         return self._layers / f"{uuid.uuid4()}.qcow2"
 
     def new_base(self) -> Path:
-        """A name for memory that several copies share; after `new_layer`."""
+        """A name for what machines lie above that are no clones of a template; after `begin`."""
         return self._bases / str(uuid.uuid4())
 
     def scratch(self) -> Path:
@@ -157,7 +161,7 @@ class KeptRoom:
         return folder
 
     def settle(self) -> None:
-        """A fork or a snapshot is over, well or not."""
+        """A fork, a snapshot or a cold boot is over, well or not."""
         self._moves = max(0, self._moves - 1)
         self.sweep()
 

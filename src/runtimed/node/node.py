@@ -17,7 +17,7 @@ from typing import Literal
 from runtimed.core.errors import MachineGone, NoCapacity, RuntimedError, StartFailed
 from runtimed.core.ids import SandboxId
 from runtimed.core.ports import Guest, MachineEnded, PauseSettled
-from runtimed.core.specs import Capacity, MachineSpec, Shape, Started, Stored
+from runtimed.core.specs import Capacity, Forked, MachineSpec, Shape, Started, Stored
 from runtimed.core.tasks import spawn
 from runtimed.node.adopting import adopt
 from runtimed.node.channel import Channel
@@ -34,6 +34,8 @@ __all__ = ["ImageSource", "LocalNode", "NodeLimits", "NodeParts", "WayOut"]
 _log = logging.getLogger(__name__)
 
 RECONNECT_S = 10.0
+REFILL_ABOVE, PRESSED_BELOW = 2.0, 1.5
+"""Times the memory that is kept free: spares are made above the first, and ended below the second."""
 FLUSH_S = 10.0
 """A guest that does not write its pages in time is ended without: its disk is as after a power cut."""
 
@@ -47,7 +49,7 @@ class LocalNode:
         self._starting: dict[SandboxId, Shape] = {}
         self._ended: MachineEnded | None = None
         self._paused: PauseSettled | None = None
-        self._starter = Starter(parts, is_idle=self._is_idle)
+        self._starter = Starter(parts, is_idle=self._is_idle, is_pressed=self._is_pressed)
         self._keeper = Keeper(parts, self._starter)
         self._leases = LeaseFiles(parts.machines.parent / "leases")
 
@@ -59,7 +61,7 @@ class LocalNode:
         """End every spare, and every machine unless another service is to adopt them. Idempotent."""
         if self._parts.guard is not None:
             self._parts.guard.cancel()
-        await self._starter.spares.stop()
+        await self._starter.close()
         for sandbox_id, held in list(self._held.items()):
             if held.writing is not None:
                 await asyncio.wait([held.writing])
@@ -110,7 +112,7 @@ class LocalNode:
         """Start and identify a machine. See `core.ports.Node.start`."""
         if spec.sandbox_id in self._held or spec.sandbox_id in self._starting:
             raise StartFailed(f"sandbox {spec.sandbox_id} has a machine already")
-        self._check_memory()
+        await self._check_memory()
         self._starting[spec.sandbox_id] = spec.shape
         try:
             begin = self._starter.start if spec.snapshot_id is None else self._keeper.copy
@@ -119,6 +121,7 @@ class LocalNode:
             return started
         finally:
             del self._starting[spec.sandbox_id]
+            self._starter.doing.pop(spec.sandbox_id, None)
 
     async def stop(self, sandbox_id: SandboxId, *, keep_disk: bool = False) -> None:
         """End the machine. See `core.ports.Node.stop`."""
@@ -146,7 +149,7 @@ class LocalNode:
         held = self._held.get(spec.sandbox_id)
         if held is not None and (started := await self._call_off(held)):
             return started
-        self._check_memory()
+        await self._check_memory()
         self._starting[spec.sandbox_id] = spec.shape
         try:
             ready, started, generation = await self._keeper.wake(spec, from_disk=from_disk)
@@ -154,18 +157,21 @@ class LocalNode:
             return started
         finally:
             self._starting.pop(spec.sandbox_id, None)
+            self._starter.doing.pop(spec.sandbox_id, None)
 
-    async def fork(self, sandbox_id: SandboxId, children: Sequence[MachineSpec]) -> list[Started]:
+    async def fork(
+        self, sandbox_id: SandboxId, children: Sequence[MachineSpec], *, keep_as: str | None = None
+    ) -> Forked:
         """Start copies. See `core.ports.Node.fork`."""
         held = self._here(sandbox_id)
-        self._check_memory()
+        await self._check_memory()
         self._starting.update({child.sandbox_id: child.shape for child in children})
         try:
             async with held.lock:
-                made = await self._keeper.fork(held, children)
+                made, kept = await self._keeper.fork(held, children, keep_as)
             for spec, (ready, _) in zip(children, made, strict=True):
                 self._hold(ready, spec)
-            return [started for _, started in made]
+            return Forked(started=tuple(started for _, started in made), kept=kept)
         finally:
             for child in children:
                 self._starting.pop(child.sandbox_id, None)
@@ -220,14 +226,14 @@ class LocalNode:
         if (record := journal.read(ready.plan.directory)) is not None:
             journal.write(replace(record, sandbox=sandbox_of(spec) | {"generation": generation}))
         self._held[spec.sandbox_id] = held
+        if spec.cpu_floor_millis and (pid := self._parts.driver.vmm_pid(ready.plan.machine_id)) is not None:
+            guarantee(pid, spec.cpu_floor_millis)
         held.watch = spawn(self._watch(held), name=f"watch {spec.sandbox_id}")
 
     async def _stop(self, held: Held, *, keep_disk: bool) -> None:
         """With the machine's lock held."""
         held.stopping = True
         if held.writing is not None:
-        if spec.cpu_floor_millis and (pid := self._parts.driver.vmm_pid(ready.plan.machine_id)) is not None:
-            guarantee(pid, spec.cpu_floor_millis)
             if keep_disk or held.releasing:
                 await asyncio.wait([held.writing])
                 return
@@ -357,11 +363,23 @@ class LocalNode:
         self._starter.lead_out(held.channel, held.spec.sandbox_id)
         return None
 
-    def _is_idle(self) -> bool:
-        return not self._starting and _memory_mib("MemAvailable") > 2 * self._parts.limits.memory_keep_free_mib
+    def doing(self, sandbox_id: SandboxId) -> str | None:
+        """What a start that takes long does now. See `core.ports.Node.doing`."""
+        return self._starter.doing.get(sandbox_id)
 
-    def _check_memory(self) -> None:
-        free, keep = _memory_mib("MemAvailable"), self._parts.limits.memory_keep_free_mib
+    def _is_idle(self) -> bool:
+        return (
+            not self._starting and _memory_mib("MemAvailable") > REFILL_ABOVE * self._parts.limits.memory_keep_free_mib
+        )
+
+    def _is_pressed(self) -> bool:
+        return _memory_mib("MemAvailable") < PRESSED_BELOW * self._parts.limits.memory_keep_free_mib
+
+    async def _check_memory(self) -> None:
+        """A start may go on; spares give their memory up for it. Raises NoCapacity where that is not enough."""
+        keep = self._parts.limits.memory_keep_free_mib
+        while (free := _memory_mib("MemAvailable")) < keep and await self._starter.spares.give_back():
+            _log.info("a spare was ended for a start: %d MiB are available, %d are kept", free, keep)
         if free < keep:
             raise NoCapacity(
                 f"the host has {free} MiB of memory available and keeps {keep} MiB",

@@ -12,7 +12,7 @@ from typing import Protocol
 from runtimed.core.boot import ImageFiles
 from runtimed.core.clock import Clock
 from runtimed.core.ids import SandboxId
-from runtimed.core.specs import MachineSpec, Shape
+from runtimed.core.specs import MachineSpec, Shape, SpareOrder
 from runtimed.node.channel import Channel
 from runtimed.node.guest import GuestClient
 from runtimed.node.kept import KeptRoom
@@ -33,6 +33,8 @@ class NodeLimits:
     memory_keep_free_mib: int = 1024
     """No start while the host has less than this available, whatever was promised."""
     spares: int = 2
+    """Of the default image and shape."""
+    more_spares: tuple[SpareOrder, ...] = ()
 
 
 class ImageSource(Protocol):

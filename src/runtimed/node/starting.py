@@ -1,4 +1,7 @@
-"""Brings machines up: from a spare, a template, a kept memory or a disk, each answering and with its own identity."""
+"""Brings machines up: from a spare, a template or a cold boot, each answering and with its own identity.
+
+The first machine of a shape boots for its user; the template that later ones are cloned from is made after it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ from runtimed.core.errors import GuestUnresponsive, HostUnavailable, RuntimedErr
 from runtimed.core.ids import SandboxId
 from runtimed.core.specs import MachineSpec, Shape, Started
 from runtimed.node.channel import Channel
+from runtimed.node.coldboot import boot_watched
 from runtimed.node.guest import GuestClient, Identified, Identity
 from runtimed.node.parts import NodeParts, Ready, Steps
-from runtimed.node.spares import Spares, SpareSupply
-from runtimed.node.vmm.base import MachinePlan, Template
+from runtimed.node.spares import Kind, Spares, SpareSupply
+from runtimed.node.template_queue import TemplateQueue
+from runtimed.node.vmm.base import MachinePlan, MemoryDriver, Template
 
 _log = logging.getLogger(__name__)
 
@@ -32,17 +37,26 @@ ENTROPY_BYTES = 64
 class Starter:
     """Starts machines; whoever gets a `Ready` owns its machine from then on."""
 
-    def __init__(self, parts: NodeParts, *, is_idle: Callable[[], bool]) -> None:
+    def __init__(self, parts: NodeParts, *, is_idle: Callable[[], bool], is_pressed: Callable[[], bool]) -> None:
         self._parts = parts
-        self._default_image: ImageFiles | None = None
-        supply = SpareSupply(make=self._make_spare, drop=self.drop, idle=is_idle)
-        self.spares = Spares(parts.limits.spares, supply)
+        supply = SpareSupply(
+            make=self._make_spare, drop=self.drop, idle=is_idle, pressed=is_pressed, current=self._current_key
+        )
+        self.spares = Spares(_spares_wanted(parts), supply)
+        self.templates = TemplateQueue(self._make_template, idle=is_idle)
+        self.doing: dict[SandboxId, str] = {}
+        """What a start that takes long does now, for people."""
 
     async def prepare(self) -> None:
         """Make what the default create needs, then spares in the background."""
-        self._default_image = await self._parts.images.files(self._parts.default_image)
-        await self._parts.templates.ensure(self._default_image, self._parts.default_shape)
+        image = await self._parts.images.files(self._parts.default_image)
+        await self._parts.templates.ensure(image, self._parts.default_shape)
         self.spares.start()
+
+    async def close(self) -> None:
+        """End spares and templates that are being made. Idempotent."""
+        await self.templates.stop()
+        await self.spares.stop()
 
     async def start(self, spec: MachineSpec) -> tuple[Ready, Started]:
         """A new machine of an image, from a spare or by restore.
@@ -53,8 +67,12 @@ class Starter:
         steps = Steps()
         image = await self._parts.images.files(spec.image)
         steps.done("image")
-        template = await self._parts.templates.ensure(image, spec.shape)
+        template = self._parts.templates.find(image, spec.shape)
         steps.done("scheduled")
+        if template is None:
+            if self._parts.memory is not None:
+                return await self._booted(self._parts.memory, image, spec, steps)
+            template = await self._parts.templates.ensure(image, spec.shape)
         for how in ("spare", "template", "template"):
             ready = self.spares.take(template.key) if how == "spare" else await self._restored(image, spec, template)
             if ready is None:
@@ -72,6 +90,41 @@ class Starter:
             steps.done("ready")
             return ready, started("spare" if how == "spare" else "template", image, steps, identified)
         raise StartFailed("no machine answered after its start", hint="`runtime doctor` says what this host can do.")
+
+    async def _booted(
+        self, driver: MemoryDriver, image: ImageFiles, spec: MachineSpec, steps: Steps
+    ) -> tuple[Ready, Started]:
+        """The first machine of a shape. Below it is a base without memory: it is kept and copied like a clone."""
+        shape = spec.shape
+        self.doing[spec.sandbox_id] = (
+            f"booting the first machine of {image.name} with {shape.vcpu} vCPU, {shape.memory_mib} MiB memory "
+            f"and {shape.disk_mib} MiB disk: about 20 s without KVM; later ones start in a second"
+        )
+        room = self._parts.room
+        room.begin()
+        try:
+            plan = self.plan(image, spec.shape)
+            base = await driver.blank(room.new_base(), spec.shape, None)
+            channel = await boot_watched(driver, plan, begin=lambda: driver.boot_disk(plan, base, None))
+            ready = Ready(plan=plan, template=base, channel=channel)
+            steps.done("booted")
+            try:
+                identified = await self.identify_cold(ready, spec, new=True)
+            except BaseException as failure:
+                await asyncio.shield(self.drop(ready))
+                if isinstance(failure, RuntimedError | OSError | TimeoutError):
+                    raise StartFailed(f"the machine booted and did not take its identity: {failure}") from failure
+                raise
+            steps.done("ready")
+        finally:
+            room.settle()
+        self.templates.want(image, spec.shape)
+        return ready, started("cold", image, steps, identified)
+
+    async def identify_cold(self, ready: Ready, spec: MachineSpec, *, new: bool) -> Identified:
+        """The same for one that has just booted: its file system is first made as large as its disk."""
+        await GuestClient(ready.channel).grow()
+        return await self.identify(ready, spec, new=new)
 
     def plan(self, image: ImageFiles, shape: Shape) -> MachinePlan:
         machine_id = str(uuid.uuid4())
@@ -132,17 +185,32 @@ class Starter:
             raise
         return Ready(plan=plan, template=template, channel=channel)
 
-    async def _make_spare(self) -> Ready:
-        if self._default_image is None:
-            raise HostUnavailable("the default image is not there yet")
-        template = await self._parts.templates.ensure(self._default_image, self._parts.default_shape)
-        ready = await self._clone(self._default_image, self._parts.default_shape, template)
+    async def _current_key(self, kind: Kind) -> str | None:
+        try:
+            return self._parts.templates.key(await self._parts.images.files(kind.image), kind.shape)
+        except (RuntimedError, OSError):
+            return None
+
+    async def _make_template(self, image: ImageFiles, shape: Shape) -> Template:
+        return await self._parts.templates.ensure(image, shape, background=True)
+
+    async def _make_spare(self, kind: Kind) -> Ready:
+        image = await self._parts.images.files(kind.image)
+        ready = await self._clone(image, kind.shape, await self._make_template(image, kind.shape))
         try:
             await self._parts.rehearse(ready.channel)
         except BaseException:
             await asyncio.shield(self.drop(ready))
             raise
         return ready
+
+
+def _spares_wanted(parts: NodeParts) -> dict[Kind, int]:
+    wanted = {Kind(image=parts.default_image, shape=parts.default_shape): parts.limits.spares}
+    for order in parts.limits.more_spares:
+        kind = Kind(image=order.image or parts.default_image, shape=order.shape)
+        wanted[kind] = wanted.get(kind, 0) + order.count
+    return wanted
 
 
 How = Literal["spare", "template", "cold", "wake", "thaw", "fork", "snapshot"]

@@ -25,7 +25,7 @@ from runtimed.node.channel import Channel
 from runtimed.node.coldboot import boot_watched
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.base import MachinePlan, Template, VmmDriver
-from runtimed.node.vmm.processes import ProcessMark, mark, same
+from runtimed.node.vmm.processes import ProcessMark, mark, same, step_back
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ FORMAT = 2
 """Raised when what a template holds or how it is made changes."""
 KEPT = 12
 """Templates in the cache, the least recently used go first: each holds some 250 MiB of memory and what was warmed."""
+PATIENCE = 5.0
+"""Times the usual wait that a boot gets which leaves the processor to others."""
 
 Warm = Callable[[Channel], Awaitable[None]]
 """What is done inside before the save, so that no clone has to do it again."""
@@ -74,8 +76,10 @@ class Templates:
         key = self.key(image, shape)
         return Template(key=key, directory=self._root / key) if unused.use(self._root, key) else None
 
-    async def ensure(self, image: ImageFiles, shape: Shape) -> Template:
+    async def ensure(self, image: ImageFiles, shape: Shape, *, background: bool = False) -> Template:
         """The template, built if it is missing. Idempotent; builders of the same one wait for each other.
+
+        In the `background` its making leaves the processor to whatever else wants it.
 
         Raises:
             HostUnavailable, StartFailed, NoCapacity: as a cold boot does.
@@ -86,7 +90,7 @@ class Templates:
         async with self._locked(key):
             if (found := self.find(image, shape)) is not None:
                 return found
-            await self._build(key, image, shape)
+            await self._build(key, image, shape, background=background)
         self._forget_old(keep=key)
         return Template(key=key, directory=self._root / key)
 
@@ -128,7 +132,7 @@ class Templates:
             shutil.rmtree(directory, ignore_errors=True)
         return swept
 
-    async def _build(self, key: str, image: ImageFiles, shape: Shape) -> None:
+    async def _build(self, key: str, image: ImageFiles, shape: Shape, *, background: bool) -> None:
         self._progress(
             f"preparing a template of {image.name}: {shape.vcpu} vCPU, {shape.memory_mib} MiB memory, "
             f"{shape.disk_mib} MiB disk (once; about 20 s without KVM)"
@@ -142,13 +146,20 @@ class Templates:
         machine_id = str(uuid.uuid4())
         plan = MachinePlan(machine_id=machine_id, directory=building / machine_id, image=image, shape=shape)
         try:
-            channel = await boot_watched(driver, plan)
+
+            async def begin() -> None:
+                await driver.boot(plan)
+                if background and (pid := driver.vmm_pid(machine_id)) is not None:
+                    step_back(pid)
+
+            channel = await boot_watched(driver, plan, begin=begin, patience=PATIENCE if background else 1.0)
             try:
                 await self._maker.warm(channel)
             finally:
                 await channel.close()
             made = building / "template"
             await driver.save(plan, made)
+            unused.write_needs(made, image)
             await asyncio.to_thread(_flush, made)
             os.rename(made, self._root / key)
         finally:
@@ -159,7 +170,6 @@ class Templates:
         kept = [d for d in self._root.iterdir() if d.is_dir() and not d.name.startswith(".") and d.name != keep]
         kept.sort(key=lambda d: d.stat().st_mtime, reverse=True)
         for directory in kept[KEPT - 1 :]:
-            unused.write_needs(made, image)
             if self._is_held(directory.name):
                 continue
             self.discard(Template(key=directory.name, directory=directory))

@@ -88,8 +88,10 @@ class SimProcesses:
         process = self._start(process_id, command)
         while process.info.exit is None:
             await process.changed.wait()
-            if process.gone or channel != self._channel:
+            if process.gone:
                 raise OutcomeUnknown("the machine went away", details={"processId": process_id})
+            if channel != self._channel:
+                raise Interrupted("the sandbox was paused", details={"processId": process_id, "cursor": 0})
         streams = {name: b"".join(o.data for o in process.output if o.stream == name) for name in ("stdout", "stderr")}
         return Captured(
             process_id=process_id,

@@ -20,7 +20,7 @@ from runtimed.core.clock import Clock
 from runtimed.core.errors import MachineGone, NotFound, RuntimedError
 from runtimed.core.ids import SandboxId
 from runtimed.core.ports import Guest, MachineEnded, PauseSettled
-from runtimed.core.specs import Capacity, MachineSpec, Started, Stored
+from runtimed.core.specs import Capacity, Forked, MachineSpec, Started, Stored
 from runtimed.core.tasks import spawn
 from runtimed.sim.faults import Faults
 from runtimed.sim.guest import Script, SimGuest, echo_script
@@ -155,10 +155,13 @@ class SimNode:
         del self.host.kept[sandbox_id]
         return self._run(spec, guest, "wake" if whole else "cold")
 
-    async def fork(self, sandbox_id: SandboxId, children: Sequence[MachineSpec]) -> list[Started]:
+    async def fork(
+        self, sandbox_id: SandboxId, children: Sequence[MachineSpec], *, keep_as: str | None = None
+    ) -> Forked:
         self._machine(sandbox_id)
         await self.faults.reach("fork")
-        captured = self._machine(sandbox_id).guest.copy()
+        source = self._machine(sandbox_id)
+        captured = source.guest.copy()
         begun: list[SandboxId] = []
         try:
             started = []
@@ -166,12 +169,22 @@ class SimNode:
                 await self.faults.reach("fork child")
                 started.append(self._run(spec, captured.copy(), "fork"))
                 begun.append(spec.sandbox_id)
+            return Forked(started=tuple(started), kept=await self._keep(source, captured, keep_as))
         except BaseException:
             for child in begun:
                 self._die(child)
                 self.host.kept.pop(child, None)
             raise
-        return started
+
+    async def _keep(self, source: SimMachine, captured: SimGuest, keep_as: str | None) -> Stored | None:
+        if keep_as is None:
+            return None
+        await self.faults.reach("fork keep")
+        number = next(self.host.generations)
+        self.host.snapshots[keep_as] = kept = SimKept(
+            spec=source.spec, guest=captured.copy(), disk_generation=number, memory_generation=number
+        )
+        return _stored(kept)
 
     async def snapshot(self, sandbox_id: SandboxId, snapshot_id: str, mode: Literal["memory", "disk"]) -> Stored:
         await self.faults.reach("snapshot")
@@ -210,6 +223,9 @@ class SimNode:
     def lease(self, sandbox_id: SandboxId, ends_in_s: float) -> None:
         self.host.leases[sandbox_id] = ends_in_s
 
+    def doing(self, sandbox_id: SandboxId) -> str | None:
+        return "booting" if self.start_gate is not None and not self.start_gate.is_set() else None
+
     def guest(self, sandbox_id: SandboxId) -> Guest:
         return self._machine(sandbox_id).guest
 
@@ -225,6 +241,7 @@ class SimNode:
             memory_used_mib=sum(s.memory_mib for s in shapes),
             machines=len(shapes),
             machines_max=256,
+            cores=self.cores,
         )
 
     def vmm_pid(self, sandbox_id: SandboxId) -> int | None:
@@ -241,7 +258,6 @@ class SimNode:
         self._call_off(sandbox_id)
         self._die(sandbox_id)
         if self._told is not None:
-            cores=self.cores,
             await self._told(sandbox_id, "its process was killed")
 
     def crash(self) -> None:

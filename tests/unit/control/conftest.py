@@ -13,10 +13,12 @@ from runtimed.control.idle import Idle
 from runtimed.control.leases import Leases
 from runtimed.control.life import LifeParts, Lives
 from runtimed.control.moves import Moves
+from runtimed.control.networks import Ways
 from runtimed.control.recovery import Recovery
 from runtimed.control.sandboxes import Sandboxes
 from runtimed.control.sleep import Sleep
 from runtimed.control.snapshots import Snapshots
+from runtimed.control.till import FreeTill, Till
 from runtimed.core.clock import ManualClock
 from runtimed.core.ids import SandboxId
 from runtimed.core.lifecycle import State
@@ -83,9 +85,20 @@ class Rig:
     caller: Caller
 
     @classmethod
-    def over(cls, node: SimNode, clock: ManualClock, database: Database, caller: Caller) -> Rig:
+    def over(
+        cls,
+        node: SimNode,
+        clock: ManualClock,
+        database: Database,
+        caller: Caller,
+        *,
+        till: Till | None = None,
+        ways: Ways | None = None,
+    ) -> Rig:
         store = SandboxStore(database)
-        parts = LifeParts(node=node, store=store, clock=clock, seal=PlainSeal())
+        parts = LifeParts(
+            node=node, store=store, clock=clock, seal=PlainSeal(), till=till or FreeTill(), ways=ways or Ways()
+        )
         lives = Lives(parts)
         sleep, load = Sleep(lives, parts), SimLoad()
         snapshots = Snapshots(lives=lives, parts=parts, store=SnapshotStore(database))
@@ -99,10 +112,10 @@ class Rig:
             sleep=sleep,
             sandboxes=Sandboxes(lives=lives, sleep=sleep, snapshots=snapshots, parts=parts),
             moves=Moves(lives=lives, sleep=sleep, store=store),
-            forks=Forks(lives=lives, sleep=sleep, parts=parts),
+            forks=Forks(lives=lives, sleep=sleep, snapshots=snapshots, parts=parts),
             snapshots=snapshots,
             recovery=Recovery(lives, parts),
-            leases=Leases(lives=lives, sleep=sleep, sandboxes=store, answers=answers, clock=clock),
+            leases=Leases(lives=lives, sleep=sleep, sandboxes=store, answers=answers, clock=clock, till=till),
             idle=Idle(lives=lives, sleep=sleep, node=node, load=load, clock=clock),
             load=load,
             caller=caller,

@@ -35,7 +35,7 @@ async def test_sn_15_copies_have_what_the_source_had_and_go_their_own_way(rig: R
     source = await rig.create(env={"A": "1"}, labels={"job": "42"}, network=CLOSED)
     put(rig, source, "/workspace/f", b"before")
 
-    copies = await rig.forks.fork(rig.caller, source.id, ForkSpec(count=3, name="kid"))
+    copies = (await rig.forks.fork(rig.caller, source.id, ForkSpec(count=3, name="kid"))).sandboxes
     put(rig, copies[0], "/workspace/f", b"after")
 
     assert [(c.state, c.name) for c in copies] == [(State.RUNNING, n) for n in ("kid", "kid-1", "kid-2")]
@@ -46,11 +46,41 @@ async def test_sn_15_copies_have_what_the_source_had_and_go_their_own_way(rig: R
     assert [s.cause for s in await rig.moves.starts(rig.caller, copies[1].id)] == ["fork"]
 
 
+async def test_a_fork_keeps_the_very_moment_that_its_copies_began_as(rig: Rig) -> None:
+    source = await rig.create(network=CLOSED)
+    put(rig, source, "/workspace/f", b"captured")
+
+    made = await rig.forks.fork(rig.caller, source.id, ForkSpec(count=2, keep_snapshot=True))
+    for one in (source, *made.sandboxes):
+        put(rig, one, "/workspace/f", b"after")
+    assert made.snapshot is not None
+    again = await rig.create(snapshot_id=made.snapshot.id, network_asked=False)
+
+    kept = await rig.snapshots.get(rig.caller, made.snapshot.id)
+    assert (kept.state, kept.mode, kept.source_id) == ("ready", "memory", source.id)
+    assert kept.stored_bytes > 0
+    assert found(rig, again, "/workspace/f") == b"captured"
+    assert not again.network.rules.internet
+
+
+@pytest.mark.parametrize("point", ["fork", "fork child", "fork keep"])
+async def test_a_fork_that_fails_leaves_no_snapshot_either(rig: Rig, point: str) -> None:
+    source = await rig.create()
+    rig.node.faults.errors[point] = StartFailed("a copy did not answer")
+
+    with pytest.raises(StartFailed):
+        await rig.forks.fork(rig.caller, source.id, ForkSpec(count=2, keep_snapshot=True))
+
+    page = await rig.snapshots.page(rig.caller, SnapshotFilter(), limit=10, cursor=None)
+    assert (page.records, rig.node.host.snapshots) == ((), {})
+    assert rig.node.running() == {source.id}
+
+
 async def test_copies_use_no_secrets_but_those_that_were_named(rig: Rig) -> None:
     source = await rig.create()
 
-    (none,) = await rig.forks.fork(rig.caller, source.id, ForkSpec())
-    (one,) = await rig.forks.fork(rig.caller, source.id, ForkSpec(secrets=("TOKEN",)))
+    (none,) = (await rig.forks.fork(rig.caller, source.id, ForkSpec())).sandboxes
+    (one,) = (await rig.forks.fork(rig.caller, source.id, ForkSpec(secrets=("TOKEN",)))).sandboxes
 
     assert (source.network.secrets, none.network.secrets, one.network.secrets) == (None, (), ("TOKEN",))
 
@@ -87,14 +117,14 @@ async def test_there_must_be_room_for_all_copies(rig: Rig) -> None:
     with pytest.raises(NoCapacity):
         await rig.forks.fork(rig.caller, source.id, ForkSpec(count=3))
 
-    assert len(await rig.forks.fork(rig.caller, source.id, ForkSpec(count=2))) == 2
+    assert len((await rig.forks.fork(rig.caller, source.id, ForkSpec(count=2))).sandboxes) == 2
 
 
 async def test_a_paused_source_is_woken_for_a_fork(rig: Rig) -> None:
     source = await rig.create()
     await paused(rig, source)
 
-    copies = await rig.forks.fork(rig.caller, source.id, ForkSpec())
+    copies = (await rig.forks.fork(rig.caller, source.id, ForkSpec())).sandboxes
 
     assert rig.node.running() == {source.id, copies[0].id}
 
@@ -152,6 +182,21 @@ async def test_the_memory_of_a_snapshot_fixes_the_size(rig: Rig) -> None:
         await rig.create(snapshot_id=kept.id, shape=shape, shape_asked=frozenset({"vcpu", "memoryMiB"}))
 
     assert [issue["field"] for issue in told.value.details["issues"]] == ["vcpu", "memoryMiB"]  # type: ignore[index, attr-defined]
+
+
+async def test_the_copy_of_a_disk_may_have_another_size_and_a_larger_disk_but_no_smaller_one(rig: Rig) -> None:
+    source = await rig.create()
+    kept = await rig.snapshots.take(rig.caller, source.id, replace(KEEP, mode="disk"), wait_s=5)
+    asked = frozenset({"vcpu", "memoryMiB", "diskMiB"})
+    larger = Shape(vcpu=2, memory_mib=512, disk_mib=8192)
+
+    copy = await rig.create(snapshot_id=kept.id, shape=larger, shape_asked=asked)
+
+    assert (copy.shape, rig.node.specs[copy.id].shape) == (larger, larger)
+    with pytest.raises(InvalidRequest, match="diskMiB") as told:
+        smaller = replace(larger, disk_mib=3072)
+        await rig.create(snapshot_id=kept.id, shape=smaller, shape_asked=asked)
+    assert "at least 4096" in str(told.value.details)
 
 
 async def test_a_snapshot_that_cannot_be_made_says_why_and_cannot_be_used(rig: Rig) -> None:

@@ -180,6 +180,44 @@ async def test_a_name_in_use_is_refused_with_its_holder(rig: Rig) -> None:
     assert len(rig.lives.all()) == 1
 
 
+async def test_a_sandbox_that_ended_gives_its_name_to_the_next_one_and_keeps_its_disk(rig: Rig) -> None:
+    lost, other = await rig.create(name="one"), await rig.create()
+    await rig.node.kill(lost.id)
+    await rig.until(lost, State.STOPPED)
+
+    second = await rig.create(name="one")
+    await rig.node.kill(second.id)
+    await rig.until(second, State.STOPPED)
+    await rig.sandboxes.update(rig.caller, other.id, SandboxChange(name="one"))
+
+    before = await rig.sandboxes.get(rig.caller, lost.id)
+    assert (before.name, before.disk_kept, before.stop_reason) == (None, True, StopReason.HOST_LOST)
+    assert (await rig.moves.restart(rig.caller, lost.id, wait_s=5)).state is State.RUNNING
+    holder = await rig.store.holder(rig.caller.account_id, "one")
+    assert holder is not None and holder.id == other.id
+
+
+async def test_a_persistent_sandbox_that_was_stopped_keeps_its_name(rig: Rig) -> None:
+    kept = await rig.create(name="one", persistent=True)
+    await rig.sandboxes.stop(rig.caller, kept.id, wait_s=5)
+
+    with pytest.raises(NameTaken) as told:
+        await rig.create(name="one")
+
+    assert told.value.details == {"sandboxId": kept.id, "state": "stopped"}
+
+
+async def test_get_or_create_restarts_the_one_that_ended_and_takes_no_other(rig: Rig) -> None:
+    lost = await rig.create(name="one")
+    await rig.node.kill(lost.id)
+    await rig.until(lost, State.STOPPED)
+    spec = SandboxSpec(image="default", shape=SMALL, lease_s=600, name="one", get_or_create=True)
+
+    record, reused = await rig.sandboxes.create(rig.caller, spec, wait_s=5)
+
+    assert (record.id, record.state, reused) == (lost.id, State.RUNNING, True)
+
+
 async def test_a_command_for_a_sandbox_that_starts_waits_for_it(rig: Rig) -> None:
     rig.node.start_gate = asyncio.Event()
     record = await rig.create()

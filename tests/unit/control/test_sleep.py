@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from runtimed.core.commands import Command
 from runtimed.core.errors import (
     Interrupted,
+    MachineGone,
     NoCapacity,
     NotPaused,
     NotStopped,
-    OutcomeUnknown,
     SandboxPaused,
     SandboxStopped,
     StartFailed,
@@ -173,14 +174,17 @@ async def test_sn_19_processes_go_on_and_their_readers_are_interrupted_with_a_cu
         async with processes.follow(ProcessId("p"), cursor=0) as events:
             async for _ in events:
                 await rig.moves.pause(rig.caller, record.id, wait_s=5)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(Interrupted) as cut:
         await waiting
 
     again = (await rig.sandboxes.inside(rig.caller, record.id)).guest.processes
 
     assert told.value.details["cursor"] == 2
+    assert cut.value.details == {"processId": "c", "cursor": 0}
     assert (await again.process(ProcessId("p"))).state == "running"
+    resumed = asyncio.get_running_loop().create_task(again.capture(ProcessId("c"), SERVER, keep_bytes=10))
     gate.set()
+    assert (await resumed).stdout == b"up"
 
 
 async def test_a_paused_sandbox_takes_no_room_and_its_wake_asks_for_it(rig: Rig) -> None:
@@ -337,3 +341,34 @@ async def test_each_start_leaves_a_receipt(rig: Rig) -> None:
     await rig.sandboxes.inside(rig.caller, record.id)
     await rig.clock.advance(1)
     assert (await rig.moves.starts(rig.caller, record.id))[1].first_command_ms == 0
+
+
+async def test_sn_03_racing_pauses_get_one_answer_whatever_wakes_it_in_the_next_moment(rig: Rig) -> None:
+    record = await rig.create()
+    rig.node.faults.gates["pause"] = gate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    asking = [loop.create_task(rig.moves.pause(rig.caller, record.id, wait_s=5)) for _ in range(3)]
+    await rig.until(record, State.PAUSING)
+    waking = loop.create_task(rig.sandboxes.inside(rig.caller, record.id))
+
+    gate.set()
+    answers = [await one for one in asking]
+    await waking
+
+    assert {(a.state, a.stop_reason) for a in answers} == {(State.PAUSED, StopReason.REQUESTED)}
+    assert (await rig.sandboxes.get(rig.caller, record.id)).state is State.RUNNING
+
+
+async def test_a_pause_that_is_asked_while_the_last_one_is_being_undone_pauses_again(rig: Rig) -> None:
+    record = await rig.create()
+    await paused(rig, record)
+    rig.node.faults.gates["wake"] = gate = asyncio.Event()
+    waking = asyncio.get_running_loop().create_task(rig.sandboxes.inside(rig.caller, record.id))
+    await rig.until(record, State.RESUMING)
+    asking = asyncio.get_running_loop().create_task(rig.moves.pause(rig.caller, record.id, wait_s=5))
+
+    gate.set()
+
+    assert (await asking).state is State.PAUSED
+    with contextlib.suppress(MachineGone):
+        await waking

@@ -49,6 +49,13 @@ class ProcessClient:
                     await _send_stdin(stream, command.stdin)
                     return await _captured(stream, process_id, keep_bytes)
         except (errors.Interrupted, TimeoutError) as lost:
+            if self._channel.closed_for_a_pause:
+                raise errors.Interrupted(
+                    "the sandbox was paused while the command ran",
+                    hint="it goes on after the wake: the same request with the same Idempotency-Key brings its result, "
+                    "and its output can be read from the cursor",
+                    details={"processId": process_id, "cursor": 0},
+                ) from lost
             raise errors.OutcomeUnknown(
                 "the machine did not tell the end of the command, long past its deadline"
                 if isinstance(lost, TimeoutError)

@@ -114,5 +114,11 @@ class MemoryDriver(VmmDriver, Protocol):
             HostUnavailable: the host refused, or QEMU did not take the state.
         """
 
+    async def blank(self, into: Path, shape: Shape, under: Template | None) -> Template:
+        """Make the folder `into` a base for `boot_disk`: no memory, and the disk of `under`, else that of the image.
+
+        What boots above it is kept, woken and copied like a clone: all memory that it has touched is its own.
+        """
+
     async def boot_disk(self, plan: MachinePlan, template: Template, disk: Path | None) -> None:
         """Boot cold from the disk of a clone of `template` (moved into the machine), its layers, or the template's."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from pathlib import Path
 
 from runtimed.node.vmm import difference
 from runtimed.node.vmm.argv import DISK, MEMORY
 from runtimed.node.vmm.base import Template
+from runtimed.node.vmm.linking import link_or_copy
 from runtimed.node.vmm.qemu import EMPTY, PAGES, TABLE
 
 COPY_BYTES = 4 << 20
@@ -27,9 +27,10 @@ def merged_base(directory: Path, template: Template, captured: Path) -> Template
     _write_pages(memory, captured)
     memory.chmod(0o444)
     for name in (DISK, EMPTY):
-        _link(template.directory / name, directory / name)
-    (captured / TABLE).write_text(json.dumps([]))
-    (captured / PAGES).write_bytes(b"")
+        link_or_copy(template.directory / name, directory / name)
+    for name, nothing in ((TABLE, b"[]"), (PAGES, b"")):
+        (captured / name).unlink()  # a snapshot may have the same file
+        (captured / name).write_bytes(nothing)
     return Template(key=directory.name, directory=directory)
 
 
@@ -64,13 +65,3 @@ def _write_pages(memory: Path, captured: Path) -> None:
                     raise EOFError("the file of saved pages is shorter than its table")
                 target.write(piece)
                 left -= len(piece)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(source)
-    except OSError as failure:
-        if failure.errno != errno.EXDEV:
-            raise
-        target.write_bytes(source.read_bytes())
-        target.chmod(0o444)

@@ -17,6 +17,7 @@ from runtimed.node.vmm import argv, difference, journal
 from runtimed.node.vmm.argv import DEVICE_STATE, DISK, IGNORE_SHARED, MEMORY, Emulator, Start, qemu_argv
 from runtimed.node.vmm.base import Kept, MachinePlan, Template
 from runtimed.node.vmm.launch import START_S, JailPolicy, Launched, Order, last_words, launch, places
+from runtimed.node.vmm.linking import link_or_copy
 from runtimed.node.vmm.processes import ProcessMark, end, mark, same
 from runtimed.node.vmm.qmp import monitor
 
@@ -88,6 +89,20 @@ class QemuDriver:
             self._give_back(plan, disk)
             await self.kill(plan.machine_id)
             raise
+
+    async def blank(self, into: Path, shape: Shape, under: Template | None) -> Template:
+        """A base without memory. See `MemoryDriver.blank`."""
+        into.mkdir(parents=True, mode=0o700)
+        (into / MEMORY).touch()
+        os.truncate(into / MEMORY, shape.memory_mib << 20)
+        (into / MEMORY).chmod(0o444)
+        if under is None:
+            await self._make_overlay(into / DISK, shape)
+            (into / DISK).chmod(0o444)
+        else:
+            await asyncio.to_thread(link_or_copy, under.directory / DISK, into / DISK)
+        await self._make_overlay(into / EMPTY, shape)
+        return Template(key=into.name, directory=into)
 
     async def save(self, plan: MachinePlan, into: Path) -> None:
         """Keep memory, device state and disk in `into`; the machine is gone afterwards. See `VmmDriver.save`."""
