@@ -292,6 +292,7 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
         spawn(service.idle.run(), name="pause idle sandboxes"),
         spawn(service.snapshots.run(), name="expire snapshots"),
         spawn(service.metering.run(), name="meter and charge"),
+        spawn(service.metering.run_tidying(), name="join old use"),
         spawn(service.egress_log.run(), name="keep egress records"),
     }
 

@@ -106,6 +106,9 @@ class Settings:
     egress_gib_max: Annotated[int, About("what one sandbox may move in its life; 0 is no limit", "GiB", 0, 1 << 20)] = 0
     egress_response_s: Annotated[int, About("models think for minutes", "seconds", 1, 86_400)] = 900
     price_book: Annotated[str, About("empty is the book that comes with the package", "path of a TOML file")] = ""
+    usage_detail_days: Annotated[
+        int, About("use by the minute; older is kept by the hour, with the same sums", "days", 1, 3650)
+    ] = 35
     log_level: Annotated[Literal["debug", "info", "warning", "error"], About("debug also shows each host command")] = (
         "info"
     )

@@ -144,7 +144,7 @@ class OpenBooks:
     async def add_usage(self, runs: Sequence[UsageRun]) -> None:
         """Raises IntegrityError for a run whose last sample was counted already."""
         if runs:
-            await self._db.execute(insert(usage), [_usage_row(run) for run in runs])
+            await self._db.execute(insert(usage), [usage_row(run) for run in runs])
 
     async def post(self, entries: Sequence[Entry]) -> list[Entry]:
         """Post all or nothing, answering those that were new. Idempotent by key.
@@ -235,7 +235,7 @@ class Books:
     async def usage(self, wanted: UsageQuery) -> list[UsageRun]:
         """What was metered in a time, oldest first."""
         async with self._database.reading() as db:
-            return [_usage(row) for row in (await db.execute(_usage_query(wanted))).mappings()]
+            return [usage_run(row) for row in (await db.execute(_usage_query(wanted))).mappings()]
 
     async def problems(self) -> list[str]:
         """Balances that are not the sum of their entries, or below zero where they may not be."""
@@ -326,14 +326,16 @@ def _entry(row: RowMapping) -> Entry:
     return Entry(**{name: row[name] for name in Entry.__dataclass_fields__})
 
 
-def _usage_row(run: UsageRun) -> dict[str, object]:
+def usage_row(run: UsageRun) -> dict[str, object]:
+    """A run as its row."""
     row = asdict(run)
     row |= row.pop("used")
     row["sample_hashes"] = list(run.sample_hashes)
     return row
 
 
-def _usage(row: RowMapping) -> UsageRun:
+def usage_run(row: RowMapping) -> UsageRun:
+    """A row as its run."""
     used = Used(**{name: row[name] for name in Used.__dataclass_fields__})
     plain = {name: row[name] for name in UsageRun.__dataclass_fields__ if name not in ("used", "sample_hashes")}
     return UsageRun(used=used, sample_hashes=tuple(row["sample_hashes"]), **plain)
