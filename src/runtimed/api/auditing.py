@@ -54,6 +54,8 @@ class Noted:
 
     target: str = ""
     details: dict[str, Detail] = field(default_factory=dict)
+    over: bool = False
+    """What was asked for is over, though its answer is not sent to the end yet."""
 
 
 def note(request: Request, *, target: str | None = None, **details: Detail) -> None:
@@ -62,6 +64,12 @@ def note(request: Request, *, target: str | None = None, **details: Detail) -> N
     if target is not None:
         noted.target = target
     noted.details.update(details)
+
+
+def note_over(request: Request, **details: Detail) -> None:
+    """Say how it went, before the part of a stream is sent that tells the client: who asks then sees it."""
+    note(request, **details)
+    request.scope["noted"].over = True
 
 
 def program_of(command: Command) -> str:
@@ -166,7 +174,19 @@ class Audited:
             return
         began_s = self._clock.monotonic_s()
         at_ms = int(self._clock.now_s() * 1000)
-        status, replayed = 0, False
+        status, replayed, told = 0, False, False
+
+        def tell() -> None:
+            """Once, before the client can know that it is over and ask."""
+            nonlocal told
+            operation = _operation(scope)
+            if told or operation is None:
+                return
+            told = True
+            self._auditor.asked(caller.account_id, operation, failed=status == 0 or status >= 400)
+            if _changes(scope) and not replayed and _inside(scope):
+                duration_ms = int((self._clock.monotonic_s() - began_s) * 1000)
+                self._auditor.later(_event(scope, caller, at_ms=at_ms, status=status, durationMs=duration_ms))
 
         async def send_noted(message: Message) -> None:
             nonlocal status, replayed
@@ -175,18 +195,14 @@ class Audited:
                 replayed = Headers(raw=message["headers"]).get("idempotency-replayed") == "true"
                 if _changes(scope) and not replayed and not _inside(scope):
                     await self._auditor.add(_event(scope, caller, at_ms=at_ms, status=status))
+            elif not message.get("more_body") or _over(scope):
+                tell()
             await send(message)
 
         try:
             await self._app(scope, receive, send_noted)
         finally:
-            operation = _operation(scope)
-            if operation is not None:
-                self._auditor.asked(caller.account_id, operation, failed=status == 0 or status >= 400)
-                if _changes(scope) and not replayed and _inside(scope):
-                    duration_ms = int((self._clock.monotonic_s() - began_s) * 1000)
-                    event = _event(scope, caller, at_ms=at_ms, status=status, durationMs=duration_ms)
-                    self._auditor.later(event)
+            tell()
 
 
 def _event(scope: Scope, caller: Caller, *, at_ms: int, status: int, **details: Detail) -> AuditEvent:
@@ -203,6 +219,11 @@ def _event(scope: Scope, caller: Caller, *, at_ms: int, status: int, **details: 
         outcome="done" if 200 <= status < 400 else f"refused {status}" if status else "cut",
         details={**noted.details, **details},
     )
+
+
+def _over(scope: Scope) -> bool:
+    noted: Noted | None = scope.get("noted")
+    return noted is not None and noted.over
 
 
 def _changes(scope: Scope) -> bool:

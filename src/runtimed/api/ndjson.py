@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from starlette.requests import Request
 
-from runtimed.api.auditing import note
+from runtimed.api.auditing import note_over
 from runtimed.api.envelope import error_body, request_id_of
 from runtimed.api.services import services_of
 from runtimed.core.commands import Ended, Lost, Output, ProcessEvent
@@ -27,14 +27,14 @@ async def event_lines(
     """Each event as a line."""
     try:
         async for event in events:
+            if isinstance(event, Ended):
+                note_over(request, exitCode=event.exit.exit_code, timedOut=event.exit.timed_out)
             yield line(event_body(event, as_base64=as_base64))
             match event:
                 case Output():
                     cursor = event.offset + len(event.data)
                 case Lost():
                     cursor = event.resume_at
-                case Ended():
-                    note(request, exitCode=event.exit.exit_code, timedOut=event.exit.timed_out)
     except RuntimedError as error:
         services_of(request).metrics.failed(error.code)
         yield line({"type": "error", "error": error_body(error, request_id=request_id_of(request)), "cursor": cursor})

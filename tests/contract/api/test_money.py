@@ -7,6 +7,7 @@ import csv
 import io
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import update
 
@@ -14,9 +15,10 @@ from runtimed.billing.pricebook import default_book
 from runtimed.billing.quote import worst_case
 from runtimed.billing.rating import Terms
 from runtimed.core import ledger
-from runtimed.core.ids import KeyId
+from runtimed.core.ids import AccountId, KeyId
 from runtimed.core.ledger import Entry
 from runtimed.core.money import Micros
+from runtimed.store.audit import AuditQuery
 from runtimed.store.books import AccountTerms, Books
 from runtimed.store.money_schema import audit_lines
 
@@ -317,6 +319,30 @@ async def test_a_streamed_command_is_noted_with_its_exit_code(api: Api) -> None:
     (event,) = (await api.http.get("/v1/audit?action=command.run")).json()["events"]
 
     assert (event["details"]["program"], event["details"]["exitCode"]) == ("ls", 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_was_told_that_a_command_is_over_finds_it_noted(api: Api, stream: bool) -> None:
+    made = await api.create()
+    account, auditor = AccountId(api.account_id), api.service.services.auditor
+    seen = []
+
+    async def asking(scope: Any, receive: Any, send: Any) -> None:
+        async def send_then_ask(message: Any) -> None:
+            await send(message)
+            if b"exitCode" in message.get("body", b""):  # the client has just read how it went
+                page = await auditor.page(AuditQuery(account_id=account, action="command.run"))
+                seen.append([line.event.details["exitCode"] for line in page])
+
+        await api.service.app(scope, receive, send_then_ask)
+
+    headers = {"Authorization": api.http.headers["Authorization"]}
+    transport = httpx.ASGITransport(asking)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
+        await http.post(f"/v1/sandboxes/{made['id']}:exec", json={"argv": ["ls"], "stream": stream})
+
+    assert seen == [[0]]
+    assert len((await api.http.get("/v1/audit?action=command.run")).json()["events"]) == 1
 
 
 async def test_a_repeat_is_not_noted_again(api: Api) -> None:
