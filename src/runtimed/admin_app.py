@@ -95,6 +95,7 @@ def account_ls(config: ConfigOption = None, state_dir: StateOption = None, as_js
     for shown in accounts:
         pays = "prepaid" if shown["prepaid"] else "postpaid"
         money = f"{_usd(shown['creditMicros'])} credit" if shown["prepaid"] else f"{_usd(shown['owedMicros'])} owed"
+        money += f", {_usd(shown['heldMicros'])} held"
         places = "any number" if shown["sandboxesMax"] is None else f"at most {shown['sandboxesMax']}"
         _say(f"{shown['id']}  {pays:8}  {money:20}  {places:12}  {shown['name']}")
 

@@ -243,6 +243,7 @@ def _account_shown(view: AccountView) -> Shown:
         "sandboxesMax": view.terms.sandboxes_max,
         "creditMicros": view.credit,
         "owedMicros": view.owed,
+        "heldMicros": view.held,
         "trialLeftSeconds": None if view.trial_left_ms is None else view.trial_left_ms // 1000,
     }
 

@@ -68,8 +68,9 @@ def note(request: Request, *, target: str | None = None, **details: Detail) -> N
 
 def note_over(request: Request, **details: Detail) -> None:
     """Say how it went, before the part of a stream is sent that tells the client: who asks then sees it."""
-    note(request, **details)
-    request.scope["noted"].over = True
+    noted = request.scope.setdefault("noted", Noted())
+    noted.details.update(details)
+    noted.over = True
 
 
 def program_of(command: Command) -> str:

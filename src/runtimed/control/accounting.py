@@ -41,7 +41,8 @@ class Accounting:
         now_s, account_id = self._clock.now_s(), caller.account_id
         async with self._books.open(account_id) as books:
             standing = await standing_of(books, caller.key_id, prices=self._prices, now_s=now_s)
-            owed = await books.balance(ledger.owed(account_id))
+            held = await books.held_aside()
+            owed = -await books.balance(ledger.owed(account_id)) - held.of_owed
         return LimitsShown(
             day_limit=standing.day_limit,
             day_settled=standing.day_settled,
@@ -49,8 +50,9 @@ class Accounting:
             trial_left_ms=standing.trial_left_ms,
             trial_ms=self._prices.at(now_s).trial_hours * HOUR_MS,
             prepaid=standing.prepaid,
-            available=standing.available if standing.prepaid else owed,
-            held=await self._reports.held(account_id),
+            available=standing.available,
+            owed=owed,
+            held=held.of_credit + held.of_owed,
             spent=await self._reports.spent(account_id, since_s=0.0),
             week_spent=await self._reports.spent(account_id, since_s=now_s - WEEK_S),
             sandboxes=standing.sandboxes,

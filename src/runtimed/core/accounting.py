@@ -58,9 +58,11 @@ class LimitsShown:
     trial_ms: int
     prepaid: bool
     available: int
-    """Credit that is not held; for an account that pays afterwards what it owes, as a negative amount."""
+    """Credit that is not held; an account that pays afterwards has none and needs none."""
+    owed: int
+    """What it used and has not paid; what is held is not among it."""
     held: int
-    """Of the whole account."""
+    """For what all of the account's sandboxes may still use, whoever pays when."""
     spent: int
     """Charged to the account in all its life."""
     week_spent: int

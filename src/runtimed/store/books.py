@@ -113,6 +113,10 @@ class OpenBooks:
         if micros is not None:
             await self._db.execute(insert(key_limits).values(key_id=key_id, daily_micros=micros))
 
+    async def held_aside(self) -> Held:
+        """What is held for everything that the account runs."""
+        return (await held_of(self._db, self.account_id)).get(self.account_id, Held())
+
     async def settled(self, key_id: KeyId, *, since_s: float) -> int:
         """Microdollars that a key was charged after a moment."""
         return int((await self._db.execute(_settled(key_id, since_s))).scalar() or 0)
@@ -188,6 +192,31 @@ class OpenBooks:
         if change < 0 and not may_be_negative(account):
             raise Overdrawn(account, await self.balance(account) + change)
         await self._db.execute(insert(ledger_balances).values(account=account, amount=change))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Microdollars that are held for an account's sandboxes, by where they come back to."""
+
+    of_credit: int = 0
+    of_owed: int = 0
+
+
+async def held_of(db: AsyncConnection, account_id: AccountId | None = None) -> dict[AccountId, Held]:
+    """What is held of each account that has something held. How a tab pays was agreed when it was opened."""
+    wanted = select(tabs.c.account_id, tabs.c.held, tabs.c.document).where(
+        tabs.c.closed.is_(False), tabs.c.unit == "micros", tabs.c.held > 0
+    )
+    if account_id is not None:
+        wanted = wanted.where(tabs.c.account_id == account_id)
+    found: dict[AccountId, Held] = {}
+    for account, amount, document in (await db.execute(wanted)).all():
+        before, prepaid = found.get(account, Held()), document["payer"]["prepaid"]
+        found[AccountId(account)] = Held(
+            of_credit=before.of_credit + (int(amount) if prepaid else 0),
+            of_owed=before.of_owed + (0 if prepaid else int(amount)),
+        )
+    return found
 
 
 class Books:

@@ -9,7 +9,7 @@ from sqlalchemy import or_, select
 from runtimed.core import ledger
 from runtimed.core.errors import NotFound
 from runtimed.core.ids import AccountId, KeyId
-from runtimed.store.books import AccountTerms
+from runtimed.store.books import AccountTerms, Held, held_of
 from runtimed.store.database import Database
 from runtimed.store.money_schema import account_terms, key_limits, ledger_balances
 from runtimed.store.schema import accounts
@@ -26,7 +26,9 @@ class AccountView:
     credit: int
     """Microdollars that are not held."""
     owed: int
-    """What it used and holds and has not paid."""
+    """What it used and has not paid; what is held is not among it."""
+    held: int
+    """For what its sandboxes may still use."""
     trial_left_ms: int | None
     """None before its first sandbox."""
 
@@ -44,10 +46,12 @@ class OperatorViews:
             terms = {row["account_id"]: row for row in (await db.execute(select(account_terms))).mappings()}
             kept = (await db.execute(select(ledger_balances))).mappings()
             balances = {row["account"]: int(row["amount"]) for row in kept}
+            held = await held_of(db)
         views = []
         for row in rows:
             account_id = AccountId(row["id"])
             agreed = terms.get(account_id)
+            aside = held.get(account_id, Held())
             views.append(
                 AccountView(
                     id=account_id,
@@ -58,7 +62,8 @@ class OperatorViews:
                         sandboxes_max=agreed["sandboxes_max"] if agreed else None,
                     ),
                     credit=balances.get(ledger.credit(account_id), 0),
-                    owed=-balances.get(ledger.owed(account_id), 0),
+                    owed=-balances.get(ledger.owed(account_id), 0) - aside.of_owed,
+                    held=aside.of_credit + aside.of_owed,
                     trial_left_ms=balances.get(ledger.trial(account_id)),
                 )
             )

@@ -16,7 +16,7 @@ from runtimed.core.ledger import REVENUE
 from runtimed.core.usage import UsageRun, Used
 from runtimed.store.books import Books, UsageQuery
 from runtimed.store.database import Database
-from runtimed.store.money_schema import ledger_entries, tabs, usage
+from runtimed.store.money_schema import ledger_entries, usage
 from runtimed.store.schema import sandboxes
 
 NEWEST_MAX = 100
@@ -86,14 +86,6 @@ class UsageReports:
             ledger_entries.c.at_s > since_s,
             ledger_entries.c.reason == "charge",
             ledger_entries.c.target == REVENUE,
-        )
-        async with self._database.reading() as db:
-            return int((await db.execute(wanted)).scalar() or 0)
-
-    async def held(self, account_id: AccountId) -> int:
-        """Microdollars that are held for an account's sandboxes."""
-        wanted = select(func.sum(tabs.c.held)).where(
-            tabs.c.account_id == account_id, tabs.c.closed.is_(False), tabs.c.unit == "micros"
         )
         async with self._database.reading() as db:
             return int((await db.execute(wanted)).scalar() or 0)

@@ -163,7 +163,7 @@ def _credit(limits: LimitsShown) -> dict[str, object]:
     return {
         "prepaid": limits.prepaid,
         "availableMicros": str(limits.available) if limits.prepaid else None,
-        "owedMicros": "0" if limits.prepaid else str(-limits.available - limits.held),
+        "owedMicros": str(limits.owed),
         "heldMicros": str(limits.held),
         "dailyPaceMicros": str(pace),
         "runwayDays": days,
@@ -182,7 +182,7 @@ def usage_body(shown: UsageShown, limits: LimitsShown) -> dict[str, object]:
         "held": str(limits.held),
         "expired": "0",
         "takenBack": "0",
-        "available": str(limits.available),
+        "available": str(limits.available if limits.prepaid else -limits.owed - limits.held),
         "trial": trial_body(limits),
         # Of the time that was asked for.
         "since": iso(shown.since_s),

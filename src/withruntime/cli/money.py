@@ -87,7 +87,7 @@ def limits(json: JsonFlag = False) -> None:
         if credit["prepaid"]:
             rows.append(["credit", None, f"{usd(credit['heldMicros'])} held", usd(credit["availableMicros"])])
         else:
-            rows.append(["owed", None, usd(credit["owedMicros"]), None])
+            rows.append(["owed", None, f"{usd(credit['owedMicros'])}, {usd(credit['heldMicros'])} held", None])
         terminal.show_table(["what", "limit", "used", "left"], rows)
 
     terminal.run(work)

@@ -21,6 +21,7 @@ from runtimed.core.money import Micros
 from runtimed.store.audit import AuditQuery
 from runtimed.store.books import AccountTerms, Books
 from runtimed.store.money_schema import audit_lines
+from runtimed.store.operator_views import OperatorViews
 
 from .conftest import Api
 
@@ -181,6 +182,31 @@ async def test_a_create_that_fails_costs_nothing(api: Api) -> None:
     record = (await api.http.get(f"/v1/sandboxes/{sandbox_id}")).json()
 
     assert (record["stopReason"], record["chargedMicros"], record["heldMicros"]) == ("startup_failed", 0, 0)
+
+
+@pytest.mark.parametrize("credit", [None, 10**6])
+async def test_a_key_and_the_operator_are_shown_the_same_money(api: Api, credit: int | None) -> None:
+    await bound(api, credit=credit)
+    await api.create()
+    await api.clock.advance(60)
+    await api.service.metering.reconcile()
+    shown = (await api.http.get("/v1/limits")).json()["credit"]
+    (view,) = await OperatorViews(api.database).accounts()
+
+    assert int(shown["heldMicros"]) == view.held == WORST - 520
+    assert int(shown["owedMicros"]) == view.owed == (0 if credit else 520)
+    assert int(shown["availableMicros"] or 0) == view.credit == (credit - WORST if credit else 0)
+
+
+async def test_what_was_owed_stays_owed_when_the_account_begins_to_pay_before(api: Api) -> None:
+    await api.create()
+    await api.clock.advance(60)
+    await api.service.metering.reconcile()
+    await bound(api, credit=10**6)
+    shown = (await api.http.get("/v1/limits")).json()["credit"]
+    (view,) = await OperatorViews(api.database).accounts()
+
+    assert (int(shown["owedMicros"]), int(shown["availableMicros"])) == (view.owed, view.credit) == (520, 10**6)
 
 
 async def test_a_repeated_create_is_one_sandbox_and_one_bill(api: Api) -> None:
