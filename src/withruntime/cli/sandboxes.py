@@ -7,9 +7,10 @@ import typer
 from withruntime._async.client import AsyncRuntime
 from withruntime._async.sandbox import AsyncSandbox
 from withruntime._values import Json
-from withruntime.cli import attached, sleeping, terminal
+from withruntime.cli import attached, sleeping, spending, terminal
 from withruntime.cli.attached import AttachedCommand
 from withruntime.cli.network import Allow, Connect, Deny, NoInternet, rules_of, tell_refusals
+from withruntime.cli.spending import CpuFloor, MaxCost, MaxTotalCost, Reserved, Trial
 from withruntime.cli.terminal import JsonFlag, SandboxRef
 
 app = typer.Typer(
@@ -33,7 +34,6 @@ Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE f
 Lease = Annotated[int | None, typer.Option(help="Seconds until its lease ends, 60 to 86400.")]
 AtEnd = Annotated[str | None, typer.Option(help="What its lease's end does: pause, stop or delete.")]
 IdlePause = Annotated[int | None, typer.Option(help="Seconds without use until it is paused; 0 never.")]
-Trial = Annotated[bool, typer.Option("--trial", help="Use trial hours only, never credit.")]
 Cwd = Annotated[str | None, typer.Option(help="Folder to run in; /workspace where none is named.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds until the command is ended, with exit code 124.")]
 User = Annotated[str | None, typer.Option(help="`sandbox` or `root`.")]
@@ -44,6 +44,10 @@ Interactive = Annotated[bool, typer.Option("-i", "--interactive", help="Pass the
 def run(
     command: Command,
     trial: Trial = False,
+    max_cost: MaxCost = None,
+    max_total_cost: MaxTotalCost = None,
+    cpu_floor: CpuFloor = None,
+    reserved: Reserved = False,
     timeout: Timeout = None,
     image: Image = None,
     vcpu: Vcpu = None,
@@ -77,8 +81,10 @@ def run(
         vcpu=vcpu,
         memory_mib=memory,
         disk_mib=disk,
-        funding="trial" if trial else None,
         network=rules_of(no_internet, allow, deny, connect),
+    )
+    fields |= spending.fields(
+        trial=trial, max_cost=max_cost, max_total_cost=max_total_cost, cpu_floor=cpu_floor, reserved=reserved
     )
     wanted = _attached(command, cwd=cwd, user=user, env=env, timeout=timeout, interactive=interactive, collect=json)
 
@@ -141,6 +147,10 @@ def create(
     trial: Trial = False,
     json: JsonFlag = False,
 ) -> None:
+    max_cost: MaxCost = None,
+    max_total_cost: MaxTotalCost = None,
+    cpu_floor: CpuFloor = None,
+    reserved: Reserved = False,
     """Make a sandbox and print its id.
 
     \b
@@ -149,6 +159,7 @@ def create(
       runtime sandbox create --lease 3600 --at-end stop --label job=42
       runtime sandbox create --snapshot 0b9c8a51-4a7e-4f0e-9d6c-1f3f5b7f2a11
     """
+      runtime sandbox create --max-cost 0.05 --max-total-cost 2
     fields = terminal.given(
         name=name,
         image=image,
@@ -163,7 +174,9 @@ def create(
         env=terminal.key_values(env, what="variable") or None,
         labels=terminal.key_values(label, what="label") or None,
         network=rules_of(no_internet, allow, deny, connect),
-        funding="trial" if trial else None,
+    )
+    fields |= spending.fields(
+        trial=trial, max_cost=max_cost, max_total_cost=max_total_cost, cpu_floor=cpu_floor, reserved=reserved
     )
 
     async def work(client: AsyncRuntime) -> None:

@@ -7,6 +7,7 @@ import typer
 from withruntime._async.client import AsyncRuntime
 from withruntime._values import Json
 from withruntime.cli import terminal
+from withruntime.cli.spending import MaxTotalCost, micros
 from withruntime.cli.terminal import JsonFlag, SandboxRef
 
 snapshots = typer.Typer(
@@ -137,6 +138,7 @@ def update(
     days: Annotated[int | None, typer.Option(help="Days to keep it when paused or stopped, 1 to 365.")] = None,
     label: Labels = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for its programs.")] = None,
+    max_total_cost: MaxTotalCost = None,
     json: JsonFlag = False,
 ) -> None:
     """Change what a sandbox is and does.
@@ -152,6 +154,7 @@ def update(
         persistent=persistent,
         labels=terminal.key_values(label, what="label") or None,
         env=terminal.key_values(env, what="variable") or None,
+        max_total_cost_micros=micros(max_total_cost, option="--max-total-cost"),
     )
     if not fields and days is None:
         raise typer.BadParameter("name what to change; `runtime sandbox update --help` lists it")

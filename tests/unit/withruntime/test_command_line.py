@@ -51,6 +51,39 @@ def test_run_passes_bytes_through_and_nothing_else(service: ScriptedServer):
     assert len(service.sent("DELETE", "/v1/sandboxes/a")) == 1
 
 
+@pytest.mark.parametrize("command", [["create"], ["run", "--", "true"]])
+def test_what_a_sandbox_may_cost_is_said_in_dollars_and_sent_in_microdollars(
+    service: ScriptedServer, command: list[str]
+):
+    script(service)
+    money = ["--max-cost", "0.05", "--max-total-cost", "$2", "--trial", "--cpu-floor", "250"]
+    done = runtime("sandbox", command[0], *money, *command[1:])
+
+    assert done.returncode == 0, done.stderr
+    assert service.sent("POST", "/v1/sandboxes")[0].json == {
+        "maxCostMicros": 50_000,
+        "maxTotalCostMicros": 2_000_000,
+        "funding": "trial",
+        "cpuFloorMillis": 250,
+    }
+
+
+def test_all_vcpus_can_be_reserved(service: ScriptedServer):
+    done = runtime("sandbox", "create", "--reserved")
+
+    assert done.returncode == 0, done.stderr
+    assert service.sent("POST", "/v1/sandboxes")[0].json == {"cpu": "reserved"}
+
+
+@pytest.mark.parametrize("amount", ["-1", "12 EUR", "1e3", "0.0000001", "", "nan"])
+def test_an_amount_that_is_none_is_wrong_usage_and_nothing_is_sent(service: ScriptedServer, amount: str):
+    told = CliRunner().invoke(app, ["sandbox", "create", f"--max-cost={amount}"])
+
+    assert told.exit_code == 2
+    assert "--max-cost" in told.stderr
+    assert service.sent("POST", "/v1/sandboxes") == []
+
+
 @pytest.mark.parametrize(
     ("end", "code"),
     [
