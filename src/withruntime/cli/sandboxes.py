@@ -83,14 +83,14 @@ def run(
         disk_mib=disk,
         network=rules_of(no_internet, allow, deny, connect),
     )
-    fields |= spending.fields(
+    money = spending.fields(
         trial=trial, max_cost=max_cost, max_total_cost=max_total_cost, cpu_floor=cpu_floor, reserved=reserved
     )
     wanted = _attached(command, cwd=cwd, user=user, env=env, timeout=timeout, interactive=interactive, collect=json)
 
     async def work(client: AsyncRuntime) -> int:
         async with terminal.patience("starting a sandbox"):
-            sandbox = await client.sandboxes.create(on_capacity_wait=terminal.no_room, **fields)
+            sandbox = await client.sandboxes.create(on_capacity_wait=terminal.no_room, **fields, **money)
         if not keep:
             async with sandbox:
                 return await _attend(sandbox, wanted, json=json)
@@ -145,21 +145,21 @@ def create(
     deny: Deny = None,
     connect: Connect = None,
     trial: Trial = False,
-    json: JsonFlag = False,
-) -> None:
     max_cost: MaxCost = None,
     max_total_cost: MaxTotalCost = None,
     cpu_floor: CpuFloor = None,
     reserved: Reserved = False,
+    json: JsonFlag = False,
+) -> None:
     """Make a sandbox and print its id.
 
     \b
     Examples:
       runtime sandbox create --name my-box --memory 2048
       runtime sandbox create --lease 3600 --at-end stop --label job=42
+      runtime sandbox create --max-cost 0.05 --max-total-cost 2
       runtime sandbox create --snapshot 0b9c8a51-4a7e-4f0e-9d6c-1f3f5b7f2a11
     """
-      runtime sandbox create --max-cost 0.05 --max-total-cost 2
     fields = terminal.given(
         name=name,
         image=image,
@@ -175,13 +175,13 @@ def create(
         labels=terminal.key_values(label, what="label") or None,
         network=rules_of(no_internet, allow, deny, connect),
     )
-    fields |= spending.fields(
+    money = spending.fields(
         trial=trial, max_cost=max_cost, max_total_cost=max_total_cost, cpu_floor=cpu_floor, reserved=reserved
     )
 
     async def work(client: AsyncRuntime) -> None:
         async with terminal.patience("starting a sandbox"):
-            sandbox = await client.sandboxes.create(on_capacity_wait=terminal.no_room, **fields)
+            sandbox = await client.sandboxes.create(on_capacity_wait=terminal.no_room, **fields, **money)
         _show(sandbox.info, json=json)
 
     terminal.run(work)
