@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import uuid4
@@ -125,9 +126,13 @@ class Call(Generic[T]):
     room_wait_s: float = 0.0
     may_retry: bool = True
 
-    @property
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError that names the field which cannot be sent, before anything is."""
+        self.payload  # noqa: B018 - made once, and kept
+
+    @cached_property
     def payload(self) -> bytes | None:
-        return self.content if self.body is None else json.dumps(self.body).encode()
+        return self.content if self.body is None else encoded(self.body)
 
     def headers(self) -> dict[str, str]:
         found = {"Accept": self.accept}
@@ -151,6 +156,28 @@ class PageAnswer:
 
 
 # Reading answers
+
+def encoded(body: Json) -> bytes:
+    """The body as JSON.
+
+    Raises:
+        TypeError: a field holds what JSON has no word for, such as bytes or a set.
+        ValueError: a field holds a number that is infinite or not a number.
+    """
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        for name, value in body.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except TypeError:
+                raise TypeError(
+                    f"{name} cannot be sent: {value!r:.80} is more than text, numbers, lists and dicts of them"
+                ) from error
+            except (ValueError, RecursionError):
+                raise ValueError(f"{name} cannot be sent: {value!r:.80} has no form in JSON") from error
+        raise
+
 
 
 def as_json(answer: Answer) -> Any:  # noqa: ANN401 - the edge: what came over the wire
@@ -229,10 +256,27 @@ def checked_key(key: str | None) -> str:
 
 
 def segment(text: str) -> str:
-    """One part of a path, with everything that has a meaning there encoded."""
-    if not text:
-        raise ValueError("an id must not be empty")
-    return quote(text, safe="")
+    """One part of a path, with everything that has a meaning there encoded.
+
+    Raises:
+        TypeError, ValueError: it is nothing that an id can be.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"an id is text, not {type(text).__name__}")
+    if text in ("", ".", ".."):
+        raise ValueError(f"{text!r} is no id" if text else "an id must not be empty")
+    return quote(whole_text(text, "an id"), safe="")
+
+
+def whole_text(text: str, what: str) -> str:
+    """The text itself. Raises ValueError where it holds half a character, which cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{what} holds half a character (a lone surrogate), which cannot be sent: {text!a:.80}"
+        ) from error
+    return text
 
 
 def with_query(path: str, query: Mapping[str, object]) -> str:
@@ -240,7 +284,7 @@ def with_query(path: str, query: Mapping[str, object]) -> str:
     for name, value in query.items():
         for one in value if isinstance(value, list | tuple) else (value,):
             if one is not None:
-                pairs.append((name, str(one).lower() if isinstance(one, bool) else str(one)))
+                pairs.append((name, str(one).lower() if isinstance(one, bool) else whole_text(str(one), name)))
     return f"{path}?{urlencode(pairs)}" if pairs else path
 
 
@@ -379,10 +423,12 @@ class CommandSpec:
         body: Json = {}
         if isinstance(self.command, str):
             body["command"] = self.command
-        else:
+        elif isinstance(self.command, list | tuple):
             body["argv"] = [str(word) for word in self.command]
         if isinstance(self.stdin, bytes):
             body["stdinBase64"] = base64.b64encode(self.stdin).decode()
+        else:
+            raise TypeError(f"a command is text for a shell or a list of words, not {type(self.command).__name__}")
         body |= sent(
             [
                 ("cwd", self.cwd),

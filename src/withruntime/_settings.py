@@ -17,6 +17,7 @@ PLAIN_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "runtime.internal"})
 """The only hosts that may be reached without TLS: what is sent there does not leave the machine."""
 LOOPBACK_HOSTS = PLAIN_HOSTS - {"runtime.internal"}
 
+_COPY = "Copy it again into RUNTIME_API_KEY or api_key=: letters, digits, '_' and '-' only."
 _LOGIN_FILE_MAX_BYTES = 4096
 _LOGIN_KEY = re.compile(r"rtcloud_[a-f0-9-]{36}_[A-Za-z0-9_-]{43}")
 
@@ -88,7 +89,9 @@ def _checked_key(key: str | None, origin: str) -> str:
             hint="Set RUNTIME_API_KEY, or pass api_key=.",
         )
     if any(character.isspace() for character in key):
-        raise AuthenticationError("The API key has white space in it.", code="missing_api_key")
+        raise AuthenticationError("The API key has white space in it.", code="missing_api_key", hint=_COPY)
+    if not (key.isascii() and key.isprintable()):
+        raise AuthenticationError("The API key holds a character that no key has.", code="missing_api_key", hint=_COPY)
     return key
 
 

@@ -72,6 +72,8 @@ def open_source(data: Uploadable) -> Source:
     if isinstance(data, str):
         raise TypeError("an iterable of bytes is needed, not of text")
     if not isinstance(data, Readable):
+        if not isinstance(data, Iterable):
+            raise TypeError(f"data is text, bytes, an open file or an iterable of bytes, not {type(data).__name__}")
         return _spooled(data)
     if _on_disk(data):
         return _measured(data, owned=False)

@@ -83,7 +83,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     elif error.status_code in (404, 405):
         shown = RouteNotFound(f"there is nothing at {path}", hint="/v1/openapi.json lists what there is")
     else:
-        shown = InvalidRequest([{"field": "body", "message": str(error.detail)}])
+        shown = InvalidRequest([{"field": "body", "message": "is not JSON in UTF-8: send one object"}])
     return error_response(shown, request_id=request_id_of(request))
 
 

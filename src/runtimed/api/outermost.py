@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -17,6 +19,7 @@ from runtimed.core.errors import HostUnavailable, TooLarge
 from runtimed.core.ids import new_id
 from runtimed.core.limits import BODY_MAX_BYTES
 
+_ENCODED_SLASH = re.compile(rb"%2[fF]")
 _log = logging.getLogger("runtimed.access")
 
 
@@ -34,6 +37,7 @@ class Outermost:
             await self._app(scope, receive, send)
             return
         request_id = scope["request_id"] = new_id()
+        scope["path"] = routed_path(scope)
         began_s = self._clock.monotonic_s()
         status = 0
 
@@ -76,6 +80,17 @@ class Outermost:
             caller.key_id if caller else "-",
             scope.get("path_params", {}).get("sandbox_id", "-"),
         )
+
+
+def routed_path(scope: Scope) -> str:
+    """The path that routes are looked up by: decoded, except that a slash which came encoded stays so.
+
+    Servers decode everything, and an id with a slash in it would then be two parts of the path, and another route.
+    """
+    raw = scope.get("raw_path")
+    if not raw:
+        return str(scope["path"])
+    return "%2F".join(unquote(part.decode("ascii", "replace")) for part in _ENCODED_SLASH.split(raw))
 
 
 class BodyTooLarge(TooLarge):

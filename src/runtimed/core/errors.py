@@ -324,6 +324,7 @@ def from_code(code: str, message: str, details: Mapping[str, object] | None = No
     """The error that a code of the guest stands for; an unknown code is a fault of ours."""
     kind = every_error().get(code, ServiceError)
     if kind is InvalidRequest:
-        field = str((details or {}).get("field", "request"))
+        about = details or {}
+        field = str(about.get("field") or ("path" if "path" in about else "request"))
         return InvalidRequest([{"field": field, "message": message}])
     return kind(message, details=details)

@@ -8,6 +8,7 @@ from typing import IO
 from withruntime import _file_calls, _uploads
 from withruntime._async import _io
 from withruntime._async.transfers import AsyncTransfers
+from withruntime._calls import whole_text
 from withruntime._retry import TransportFailure
 from withruntime._values import Json
 
@@ -64,7 +65,7 @@ class AsyncFiles(AsyncTransfers):
         memory. `mode` is permission bits such as 0o755.
         """
         if isinstance(data, str):
-            data = data.encode()
+            data = whole_text(data, "data").encode()
         if isinstance(data, bytes | bytearray | memoryview) and len(data) <= _file_calls.SINGLE_SHOT_MAX_BYTES:
             return await self._t.send(_file_calls.write(self._id, path, bytes(data), mode))
         source = await _io.disk(_uploads.open_source, data)

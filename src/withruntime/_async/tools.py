@@ -6,6 +6,7 @@ from typing import Any
 
 from withruntime import _tool_text
 from withruntime._async.sandbox import AsyncSandbox
+from withruntime._calls import whole_text
 from withruntime._errors import RuntimeError
 from withruntime._tool_text import ENTRIES_MAX, ToolLimits
 
@@ -83,13 +84,16 @@ class AsyncTools:
         return _tool_text.newest(data.decode("utf-8", "replace"), self._limits.max_output_chars)
 
     async def _write(self, path: str, content: str) -> str:
-        full, data = self._path(path), content.encode()
+        full = self._path(path)
         try:
+            data = whole_text(content, "content").encode()
             await self._sandbox.files.write(full, data)
         except RuntimeError as error:
             if not _tool_text.is_callers_fault(error):
                 raise
             return _tool_text.failure(full, error)
+        except ValueError as error:
+            return f"{full}: {error}"
         return f"Wrote {len(data)} bytes to {full}"
 
     async def _list(self, path: str, depth: int) -> list[dict[str, Any]]:

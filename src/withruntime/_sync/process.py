@@ -122,7 +122,7 @@ class Process:
 
     def write(self, data: str | bytes, eof: bool = False) -> None:
         """Write to its input, which must have been spawned as a pipe or a pty; `eof` closes it afterwards."""
-        rest = data.encode() if isinstance(data, str) else bytes(data)
+        rest = _calls.whole_text(data, "data").encode() if isinstance(data, str) else bytes(data)
         with self._writing:
             while rest or eof:
                 chunk = rest[:INPUT_CHUNK_BYTES]

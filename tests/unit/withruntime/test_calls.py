@@ -1,8 +1,10 @@
 """What is sent, as values."""
 
+from typing import Any
+
 import pytest
 
-from withruntime import _calls
+from withruntime import _calls, _file_calls
 from withruntime._settings import check_origin
 
 
@@ -90,3 +92,37 @@ def test_an_address_that_is_safe_to_send_a_key_to(url: str):
 def test_an_address_that_is_not(url: str):
     with pytest.raises(ValueError):
         check_origin(url)
+
+
+@pytest.mark.parametrize("text", [".", "..", "", "a\ud800"])
+def test_what_cannot_be_an_id_is_refused_before_anything_is_sent(text: str) -> None:
+    with pytest.raises(ValueError, match="id"):
+        _calls.get_sandbox(text)
+
+
+def test_an_id_that_is_no_text_is_told_so() -> None:
+    with pytest.raises(TypeError, match="an id is text, not int"):
+        _calls.get_sandbox(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "told"),
+    [
+        ({"env": {"A": b"1"}}, TypeError, "env cannot be sent"),
+        ({"labels": {1, 2}}, TypeError, "labels cannot be sent"),
+        ({"timeout_seconds": float("nan")}, ValueError, "timeoutSeconds cannot be sent"),
+    ],
+)
+def test_a_field_that_json_cannot_hold_is_named(fields: dict[str, Any], kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        _calls.create_sandbox(fields, key=None, wait=False, room_wait_s=0)
+
+
+def test_half_a_character_in_a_query_is_told_by_its_name() -> None:
+    with pytest.raises(ValueError, match="path holds half a character"):
+        _file_calls.read("sbx", "/workspace/\ud800")
+
+
+def test_a_command_that_is_neither_text_nor_words_is_told_so() -> None:
+    with pytest.raises(TypeError, match="a command is text for a shell or a list of words, not int"):
+        _calls.CommandSpec(command=5).body()  # type: ignore[arg-type]

@@ -65,3 +65,11 @@ def test_proxies_are_asked_for_other_machines_and_never_for_this_one():
         remote_endpoint(url, "k", {}).loopback
         for url in ("http://localhost:1", "http://127.0.0.1", "https://[::1]:8", "https://localhost")
     )
+
+
+@pytest.mark.parametrize("key", ["rtcloud_\u00fc", "rtcloud_\x00", "rtcloud_\ud800"])
+def test_a_key_with_a_character_that_no_key_has_is_told_so(key: str) -> None:
+    with pytest.raises(AuthenticationError, match="holds a character that no key has") as refused:
+        remote_endpoint("https://runtime.example.org", key, {})
+
+    assert "RUNTIME_API_KEY" in str(refused.value.hint)
