@@ -155,8 +155,6 @@ class PageAnswer:
     next_cursor: str | None
 
 
-# Reading answers
-
 def encoded(body: Json) -> bytes:
     """The body as JSON.
 
@@ -181,6 +179,8 @@ def encoded(body: Json) -> bytes:
 
 
 def as_json(answer: Answer) -> Any:  # noqa: ANN401 - the edge: what came over the wire
+# Reading answers
+
     if not answer.body.strip():
         return {}
     try:
@@ -425,12 +425,12 @@ class CommandSpec:
             body["command"] = self.command
         elif isinstance(self.command, list | tuple):
             body["argv"] = [str(word) for word in self.command]
-        if isinstance(self.stdin, bytes):
-            body["stdinBase64"] = base64.b64encode(self.stdin).decode()
         else:
             raise TypeError(f"a command is text for a shell or a list of words, not {type(self.command).__name__}")
         body |= sent(
             [
+        if isinstance(self.stdin, bytes):
+            body["stdinBase64"] = base64.b64encode(self.stdin).decode()
                 ("cwd", self.cwd),
                 ("user", self.user),
                 ("env", None if self.env is None else dict(self.env)),
