@@ -177,10 +177,10 @@ def encoded(body: Json) -> bytes:
         raise
 
 
-
-def as_json(answer: Answer) -> Any:  # noqa: ANN401 - the edge: what came over the wire
 # Reading answers
 
+
+def as_json(answer: Answer) -> Any:  # noqa: ANN401 - the edge: what came over the wire
     if not answer.body.strip():
         return {}
     try:
@@ -427,10 +427,10 @@ class CommandSpec:
             body["argv"] = [str(word) for word in self.command]
         else:
             raise TypeError(f"a command is text for a shell or a list of words, not {type(self.command).__name__}")
-        body |= sent(
-            [
         if isinstance(self.stdin, bytes):
             body["stdinBase64"] = base64.b64encode(self.stdin).decode()
+        body |= sent(
+            [
                 ("cwd", self.cwd),
                 ("user", self.user),
                 ("env", None if self.env is None else dict(self.env)),
