@@ -24,12 +24,13 @@ from runtime_guest.rights import Workers
 from runtime_guest.users import Users
 
 
-def _methods(processes: Processes, users: Users, *, machine: bool) -> dict[str, Handler]:
+def _methods(processes: Processes, users: Users, cgroups: Cgroups, *, machine: bool) -> dict[str, Handler]:
     commands = CommandMethods(processes, users)
     files = FileMethods(users, Workers(users))
-    whole = MachineMethods(commands, processes, machine=machine)
+    whole = MachineMethods(commands, processes, cgroups, machine=machine)
     return {
         "ping": whole.ping,
+        "machine.hold": whole.hold,
         "machine.identify": whole.identify,
         "machine.grow": whole.grow,
         "machine.settle": whole.settle,
@@ -71,7 +72,7 @@ async def _serve(listen_fd: int | None) -> None:
     users = Users()
     processes = Processes(cgroups, users.get("root"))
     loop.add_signal_handler(signal.SIGCHLD, processes.reap)
-    agent = Agent(_methods(processes, users, machine=listen_fd is None))
+    agent = Agent(_methods(processes, users, cgroups, machine=listen_fd is None))
     gc.collect()
     gc.freeze()  # A fork copies what is touched: the collector must not touch everything.
     if listen_fd is None:

@@ -2,7 +2,7 @@
 
     /sys/fs/cgroup/agent            PID 1: cpu.weight 10000, memory.min
     /sys/fs/cgroup/runtime          pids.max, memory.max below the machine's memory
-    /sys/fs/cgroup/runtime/c-ID     one command and everything it started
+    /sys/fs/cgroup/runtime/c-N      one command and everything it started
 
 Where there is no cgroup v2 (the fake driver on a developer's host), a command's processes are found through /proc.
 """
@@ -169,6 +169,8 @@ class Cgroups:
     def __init__(self, root: str = ROOT) -> None:
         self._root = root
         self._real = False
+        self._number = 0
+        self._ahead: ControlGroup | None = None
 
     def prepare(self) -> None:
         """Idempotent. Protects this process and bounds all commands together."""
@@ -192,17 +194,53 @@ class Cgroups:
         self._real = os.path.exists(f"{runtime}/cgroup.kill")
         for name in _children(runtime):
             _write(f"{runtime}/{name}/cgroup.kill", "1")
+            if name[2:].isdigit():  # Of an earlier life of this process.
+                self._number = max(self._number, int(name[2:]))
 
     @property
     def real(self) -> bool:
         """Whether commands get a cgroup, and not only the search through /proc."""
         return self._real
 
+    def hold(self) -> None:
+        """Stop everything that commands have started, where it is. Idempotent."""
+        if self._real:
+            _write(f"{self._root}/runtime/cgroup.freeze", "1")
+
+    def is_held(self) -> bool:
+        """Whether all of it has come to its stop."""
+        return "frozen 1" in _read(f"{self._root}/runtime/cgroup.events")
+
+    def release(self) -> None:
+        """Let it go on. Idempotent."""
+        if self._real:
+            _write(f"{self._root}/runtime/cgroup.freeze", "0")
+
+    def members(self) -> list[int]:
+        """Every process that commands have started, the held ones too."""
+        if not self._real:
+            return []
+        folders = (folder for folder, _, _ in os.walk(f"{self._root}/runtime"))
+        return [int(pid) for folder in folders for pid in _read(f"{folder}/cgroup.procs").split()]
+
     def make(self, process_id: str) -> Group:
         """A group for a new command. Raises OSError."""
-        if self._real:
-            return ControlGroup(f"{self._root}/runtime/c-{process_id}")
-        return ProcessTree(process_id)
+        if not self._real:
+            return ProcessTree(process_id)
+        ready, self._ahead = self._ahead, None
+        return ready or self._next()
+
+    def make_ahead(self) -> None:
+        """Have a group ready for the next command, which then starts sooner. Idempotent."""
+        if self._real and self._ahead is None:
+            try:
+                self._ahead = self._next()
+            except OSError:
+                pass  # The next command tries again, and tells.
+
+    def _next(self) -> ControlGroup:
+        self._number += 1
+        return ControlGroup(f"{self._root}/runtime/c-{self._number}")
 
 
 def memory_mib() -> int:

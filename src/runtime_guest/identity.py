@@ -17,6 +17,8 @@ _RNDADDENTROPY = 0x40085203
 _RNDRESEEDCRNG = 0x5207
 _MS_BIND = 4096
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_names = ("", "")
+"""Host name and machine id that this machine has."""
 
 
 def become(params: dict[str, Any], *, machine: bool) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def become(params: dict[str, Any], *, machine: bool) -> dict[str, Any]:
         time.clock_settime_ns(time.CLOCK_REALTIME, clock_ns)
         reseeded = _reseed(seed)
         _set_names(hostname, machine_id, params.get("boot_id"))
-    random.seed(seed + os.urandom(32))
+    random.seed(int.from_bytes(os.urandom(32) + seed, "little"))
     late_ns = time.monotonic_ns() - before_ns
     return {"clock_ns": time.time_ns(), "worked_ns": late_ns, "entropy_reseeded": reseeded}
 
@@ -60,29 +62,32 @@ def _reseed(seed: bytes) -> bool:
 
 
 def _set_names(hostname: str, machine_id: str, boot_id: object) -> None:
-    try:
-        _sethostname(hostname)
-        write_file("/etc/hostname", hostname + "\n")
-        write_file("/etc/hosts", _hosts(hostname))
-        write_file("/etc/machine-id", machine_id + "\n")
-    except OSError as failure:  # A read-only or full disk: the name in the kernel is what counts.
-        log(f"identity files: {failure}")
+    """What is the same already is left alone: a machine that goes on has it, and may have changed its files itself."""
+    global _names
+    if (hostname, machine_id) != _names:
+        try:
+            overwrite("/proc/sys/kernel/hostname", hostname)
+            overwrite("/etc/hostname", hostname + "\n")
+            overwrite("/etc/hosts", _hosts(hostname))
+            overwrite("/etc/machine-id", machine_id + "\n")
+        except OSError as failure:  # A read-only or full disk: the name in the kernel is what counts.
+            log(f"identity files: {failure}")
+        _names = (hostname, machine_id)
     if isinstance(boot_id, str):
         _set_boot_id(boot_id)
-
-
-def _sethostname(hostname: str) -> None:
-    with open("/proc/sys/kernel/hostname", "w", encoding="ascii") as file:
-        file.write(hostname)
 
 
 def _hosts(hostname: str) -> str:
     """The image's own lines, with the loopback and our name before them."""
     try:
-        with open("/etc/hosts", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+        fd = os.open("/etc/hosts", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         lines = []
+    else:
+        try:
+            lines = os.read(fd, os.fstat(fd).st_size).decode("utf-8", "surrogateescape").splitlines()
+        finally:
+            os.close(fd)
     ours = ("127.0.0.1", "127.0.1.1")
     kept = [line for line in lines if line.split()[:1] not in ([ours[0]], [ours[1]]) or line.endswith("# kept")]
     return "\n".join(["127.0.0.1\tlocalhost", f"127.0.1.1\t{hostname}", *kept]) + "\n"
@@ -93,18 +98,25 @@ def _set_boot_id(boot_id: str) -> None:
     path = "/run/runtime/boot_id"
     try:
         os.makedirs("/run/runtime", exist_ok=True)
-        write_file(path, boot_id + "\n")
+        overwrite(path, boot_id + "\n")
         if not os.path.samefile(path, _BOOT_ID):
             mount(path, _BOOT_ID, None, _MS_BIND)
     except OSError as failure:
         log(f"boot id: {failure}")
 
 
-def write_file(path: str, text: str) -> None:
-    """Replace in place: these may be bind mounts, which cannot be renamed over."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def overwrite(path: str, text: str) -> None:
+    """Write a file in place: these may be bind mounts, which cannot be renamed over.
+
+    What is too long is cut off after the write: a file that was empty in between is one that ext4 writes to the disk
+    when it is closed, which a start would wait for.
+    """
+    data = text.encode("utf-8", "surrogateescape")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        os.write(fd, text.encode("utf-8", "surrogateescape"))
+        os.write(fd, data)
+        if os.fstat(fd).st_size > len(data):
+            os.ftruncate(fd, len(data))
     finally:
         os.close(fd)
 

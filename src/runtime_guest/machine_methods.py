@@ -7,32 +7,64 @@ import gc
 import os
 from typing import Any
 
-from runtime_guest import identity, network, system
+from runtime_guest import identity, network, residents, system
+from runtime_guest.cgroups import Cgroups
 from runtime_guest.command_methods import CommandMethods
 from runtime_guest.errors import GuestError
 from runtime_guest.processes import Processes
 from runtime_guest.streams import Stream
 
+HELD_MAX_S = 10.0
+"""On the machine's own clock, which stands while its processors do. Then its programs go on, whatever was planned."""
+STILL_WITHIN_S, STILL_EVERY_S = 0.25, 0.002
 RESIZE_TOOL = "/run/runtime/guest/bin/resize2fs"
 
 
 class MachineMethods:
     """`machine` is False where the agent is no machine's PID 1 (tests): nothing outside the agent is changed then."""
 
-    def __init__(self, commands: CommandMethods, processes: Processes, *, machine: bool) -> None:
+    def __init__(self, commands: CommandMethods, processes: Processes, cgroups: Cgroups, *, machine: bool) -> None:
         self._commands, self._processes, self._machine = commands, processes, machine
+        self._cgroups = cgroups
+        self._held: asyncio.TimerHandle | None = None
 
     async def ping(self, stream: Stream, params: dict[str, Any]) -> None:
         await stream.send_message({}, last=True)
 
+    async def hold(self, stream: Stream, params: dict[str, Any]) -> None:
+        """Stop what commands have started until `identify`: no copy of it runs before it has its own identity."""
+        loop = asyncio.get_running_loop()
+        self._release()
+        self._cgroups.hold()
+        self._held = loop.call_later(HELD_MAX_S, self._release)
+        until = loop.time() + STILL_WITHIN_S
+        while not (still := self._cgroups.is_held()) and loop.time() < until:
+            await asyncio.sleep(STILL_EVERY_S)
+        await stream.send_message({"held": still}, last=True)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+            self._cgroups.release()
+
     async def identify(self, stream: Stream, params: dict[str, Any]) -> None:
-        """Not off the loop: nothing else may run before it is done."""
+        """Not off the loop: nothing else may run before it is done. What was held goes on then."""
+        try:
+            done = self._identify(params)
+        finally:
+            self._release()
+        await stream.send_message(done, last=True)
+
+    def _identify(self, params: dict[str, Any]) -> dict[str, Any]:
         if self._machine and isinstance(params.get("ca_pem"), str):
             system.attempt("certificates", lambda: network.trust(params["ca_pem"]))
         done = identity.become(params, machine=self._machine)
         if params.get("env") is not None:  # a machine that goes on after a pause has its own already
             self._commands.set_defaults(params["env"], params.get("user", "sandbox"))
-        await stream.send_message(done, last=True)
+        if params.get("copy"):
+            residents.tell(self._cgroups.members())
+        return done
 
     async def grow(self, stream: Stream, params: dict[str, Any]) -> None:
         """Make the root file system as large as its disk, while it is mounted."""
@@ -47,9 +79,15 @@ class MachineMethods:
         )
 
     async def settle(self, stream: Stream, params: dict[str, Any]) -> None:
-        """Before the machine is saved as a template: no trace of what ran, and nothing left to be written."""
+        """Before the machine is saved as a template: no trace of what ran, and nothing left to be done.
+
+        What the kernel still does behind a command that has ended (freeing its cgroup, writing) every clone would do
+        again, first of all and without translated code; in `quiet_s` seconds it is over.
+        """
         self._processes.forget_ended()
         if self._machine:
+            os.sync()
+            await asyncio.sleep(float(params.get("quiet_s", 0)))
             os.sync()
         gc.collect()
         gc.freeze()

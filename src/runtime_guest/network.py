@@ -13,7 +13,7 @@ import socket
 import struct
 import subprocess
 
-from runtime_guest.identity import log, write_file
+from runtime_guest.identity import log, overwrite
 
 PROXY_PORT, TRANSPARENT_PORT, DNS_PORT = 10800, 10802, 10853
 _INTERFACE, _ADDRESS, _MASK, _RESOLVER = b"dummy0", "198.18.255.1", "255.254.0.0", "198.18.255.53"
@@ -21,6 +21,8 @@ _TOOLS = "/run/runtime/guest"
 _FOLDER = "/run/runtime/certs"
 _BUNDLE, _OURS = _FOLDER + "/bundle.pem", _FOLDER + "/runtime.pem"
 _IMAGE_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+_NO_ROUTERS = "/proc/sys/net/ipv6/conf/dummy0/router_solicitations"
+"""Nobody is there to answer: every clone would ask again for IPv6 routers."""
 _PROXY = "http://127.0.0.1:%d" % PROXY_PORT
 _DIRECT = "localhost,127.0.0.1,::1"
 _VARIABLES = {
@@ -73,6 +75,8 @@ _IFF_UP, _RTF_UP = 1, 1
 _FINIT_MODULE = 313
 _NFT_WITHIN_S = 60
 _bundle_bytes = 0
+_trusted = ""
+"""The certificate that programs trust already."""
 
 
 def bring_up() -> None:
@@ -101,6 +105,8 @@ def _insert_modules() -> None:
 
 def _make_interface() -> None:
     """The module dummy brings dummy0 along; it takes whatever is sent to it and lets it vanish."""
+    if os.path.exists(_NO_ROUTERS):
+        overwrite(_NO_ROUTERS, "0")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for request, address in ((_SIOCSIFADDR, _ADDRESS), (_SIOCSIFNETMASK, _MASK)):
             fcntl.ioctl(control, request, struct.pack("16s", _INTERFACE) + _sockaddr(address) + bytes(8))
@@ -132,7 +138,7 @@ def _load_rules() -> None:
 def _name_resolver() -> None:
     if os.path.islink("/etc/resolv.conf"):
         os.unlink("/etc/resolv.conf")
-    write_file("/etc/resolv.conf", "nameserver %s\noptions timeout:10 attempts:2\n" % _RESOLVER)
+    overwrite("/etc/resolv.conf", "nameserver %s\noptions timeout:10 attempts:2\n" % _RESOLVER)
 
 
 def _keep_certificates() -> None:
@@ -147,29 +153,33 @@ def _keep_certificates() -> None:
             break
     with open(_BUNDLE, "wb") as file:
         file.write(data)
-    write_file(_OURS, "")
+    overwrite(_OURS, "")
     _bundle_bytes = len(data)
 
 
 def trust(ca_pem: str) -> None:
     """Add the installation's certificate to what programs trust; the one before is forgotten. Cheap, and repeatable."""
-    if not os.path.exists(_BUNDLE):
+    global _trusted
+    if ca_pem == _trusted or not os.path.exists(_BUNDLE):
         return
-    write_file(_OURS, ca_pem)
-    with open(_BUNDLE, "r+b") as file:
-        file.truncate(_bundle_bytes)
-        file.seek(_bundle_bytes)
-        file.write(ca_pem.encode("ascii"))
+    overwrite(_OURS, ca_pem)
+    fd = os.open(_BUNDLE, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, _bundle_bytes)
+        os.pwrite(fd, ca_pem.encode("ascii"), _bundle_bytes)
+    finally:
+        os.close(fd)
+    _trusted = ca_pem
 
 
 def _tell_shells() -> None:
     """Login shells read /etc/profile.d, and sudo and su, where they use PAM, /etc/environment."""
     os.makedirs("/etc/profile.d", exist_ok=True)
     exports = "".join("export %s='%s'\n" % pair for pair in environment.items())
-    write_file("/etc/profile.d/runtime-network.sh", exports)
+    overwrite("/etc/profile.d/runtime-network.sh", exports)
     try:
         with open("/etc/environment", encoding="utf-8", errors="surrogateescape") as file:
             kept = [line for line in file.read().splitlines() if line.partition("=")[0] not in environment]
     except OSError:
         kept = []
-    write_file("/etc/environment", "\n".join([*kept, *("%s=%s" % pair for pair in environment.items())]) + "\n")
+    overwrite("/etc/environment", "\n".join([*kept, *("%s=%s" % pair for pair in environment.items())]) + "\n")

@@ -38,6 +38,7 @@ _TO_THE_END = 1
 """Stands for the distance to the last entry until the list is complete."""
 _NOT_MADE = 1 << 62
 """In the place of a result: the call was not made, or it was the exec that worked."""
+_TABLES_KEPT = 8
 _ENTRY = struct.Struct("<8Q")
 """Number, five arguments, how many bytes further the next entry is when this call fails, result."""
 
@@ -108,15 +109,18 @@ class Calls:
         self._kept.append(text)
         return ctypes.cast(text, ctypes.c_void_p).value or 0
 
-    def table(self) -> mmap.mmap:
-        """The list as the child reads it, in memory that both see also after a fork."""
+    @property
+    def size(self) -> int:
+        """Bytes of its table."""
+        return len(self._words) * 8
+
+    def write(self, table: mmap.mmap) -> None:
+        """Put the list there as the child reads it."""
         words, last = self._words, len(self._names) - 1
         for index in range(last + 1):
             if words[index * 8 + 6] == _TO_THE_END:
                 words[index * 8 + 6] = (last - index) * _ENTRY.size
-        table = mmap.mmap(-1, (len(words) * 8 // mmap.PAGESIZE + 1) * mmap.PAGESIZE)
         struct.pack_into(f"<{len(words)}Q", table, 0, *words)
-        return table
 
     def failures(self, table: mmap.mmap) -> list[Failed]:
         """What did not work, in the order of the list."""
@@ -136,6 +140,8 @@ class Midwife:
         self._lock = threading.Lock()
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._page: mmap.mmap | None = None
+        self._tables: list[mmap.mmap] = []
+        """Memory for lists of calls, which both sides see also after a fork; kept, because making it costs a start."""
         if platform.machine() == "x86_64" and struct.calcsize("P") == 8:
             self._prepare()
 
@@ -160,12 +166,23 @@ class Midwife:
         `cgroup_fd` is the folder of the child's cgroup, or -1. Call it from a thread with every signal blocked: none
         may be handled while the child is in our memory.
         """
-        table = calls.table()
+        table = self._table(calls.size)
+        calls.write(table)
         pid = self._borrowed(table, cgroup_fd) if self._page is not None else None
         if pid is None:
             pid = self._forked(calls, table, cgroup_fd)
         failures = calls.failures(table)
+        if len(table) == mmap.PAGESIZE and len(self._tables) < _TABLES_KEPT:
+            self._tables.append(table)
         return Newborn(pid, failures)
+
+    def _table(self, size: int) -> mmap.mmap:
+        if size <= mmap.PAGESIZE:
+            try:
+                return self._tables.pop()
+            except IndexError:
+                return mmap.mmap(-1, mmap.PAGESIZE)
+        return mmap.mmap(-1, size)
 
     def _borrowed(self, table: mmap.mmap, cgroup_fd: int) -> int | None:
         flags = _CLONE_VM | _CLONE_VFORK | _CLONE_CLEAR_SIGHAND | (_CLONE_INTO_CGROUP if cgroup_fd >= 0 else 0)

@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from runtimed.core.boot import QemuInstall
@@ -75,7 +76,7 @@ async def make_node(
     emulator = accel.emulator(qemu, verdict, jailed=plan.jailed)
     maker = TemplateMaker(
         make_driver=lambda root: QemuDriver(root, emulator, policy),
-        warm=warm,
+        warm=partial(warm, ca_pem=plan.way_out.ca_pem if plan.way_out else None),
         host_key=f"{accel.host_key(qemu)} {verdict.accel} {kernel_line(emulator)}",
     )
     templates = Templates(plan.cache_dir / "templates", maker, progress=progress)

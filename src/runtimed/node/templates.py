@@ -29,7 +29,7 @@ from runtimed.node.vmm.processes import ProcessMark, mark, same, step_back
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Raised when what a template holds or how it is made changes."""
 KEPT = 12
 """Templates in the cache, the least recently used go first: each holds some 250 MiB of memory and what was warmed."""

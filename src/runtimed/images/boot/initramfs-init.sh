@@ -38,7 +38,7 @@ done < /modules/order
 rootfs=$(wait_for_disk rootfs) || fail "no disk has the serial number 'rootfs'"
 agent=$(wait_for_disk agent) || fail "no disk has the serial number 'agent'"
 
-mount -t ext4 -o noatime "$rootfs" /newroot || fail "cannot mount the root filesystem on $rootfs"
+mount -t ext4 -o noatime,noinit_itable "$rootfs" /newroot || fail "cannot mount the root filesystem on $rootfs"
 [ -d /newroot/run ] || mkdir /newroot/run || fail "cannot make /run in the image"
 mount -t tmpfs -o mode=755,nosuid,nodev tmpfs /newroot/run || fail "cannot mount /run"
 mkdir -p /newroot/run/runtime/guest /newroot/dev /newroot/proc /newroot/sys || fail "cannot make the mount points in the image"

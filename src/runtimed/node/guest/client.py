@@ -15,6 +15,8 @@ from runtimed.node.guest.files import FileClient
 from runtimed.node.guest.processes import ProcessClient
 
 PING_WITHIN_S = 5.0
+HOLD_WITHIN_S = 1.0
+"""A guest that does not answer is captured as it is."""
 GROW_WITHIN_S = 60.0
 FLUSH_WITHIN_S = 20.0
 
@@ -32,6 +34,8 @@ class Identity:
     user: UserName = "sandbox"
     ca_pem: str | None = None
     """The certificate of the gateway's authority, for what programs trust."""
+    copy: bool = False
+    """Programs that were alive in its source are told to seed their own generators anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,7 @@ class GuestClient:
                 "env": None if identity.env is None else dict(identity.env),
                 "user": identity.user,
                 "ca_pem": identity.ca_pem,
+                "copy": identity.copy,
             },
             lambda r: (r.integer("worked_ns") / 1e9, r.integer("clock_ns") / 1e9, r.boolean("entropy_reseeded")),
         )
@@ -77,6 +82,13 @@ class GuestClient:
         host_s = sent_wall_s + round_trip_s - (round_trip_s - worked_s) / 2
         return Identified(clock_skew_ms=(guest_s - host_s) * 1e3, entropy_reseeded=reseeded)
 
+    async def hold(self) -> bool:
+        """Stop what commands have started until the next `identify`; whether all of it has stopped.
+
+        Raises GuestUnresponsive, MachineGone, Interrupted.
+        """
+        return await ask(self.channel, "machine.hold", {}, lambda r: r.boolean("held"), within_s=HOLD_WITHIN_S)
+
     async def ping(self) -> None:
         """Raises GuestUnresponsive, MachineGone."""
         await self.channel.ping(within_s=PING_WITHIN_S)
@@ -85,9 +97,9 @@ class GuestClient:
         """Make the root file system as large as its disk; answers its size in bytes."""
         return await ask(self.channel, "machine.grow", {}, lambda r: r.integer("bytes"), within_s=GROW_WITHIN_S)
 
-    async def settle(self) -> None:
+    async def settle(self, *, quiet_s: float = 0) -> None:
         """Forget the commands that have run and flush the disks: the machine is about to be saved as a template."""
-        await self.channel.request("machine.settle", {})
+        await self.channel.request("machine.settle", {"quiet_s": quiet_s})
 
     async def flush(self) -> None:
         """Bring what was written inside to the machine's disk.

@@ -57,6 +57,8 @@ def kernel_line(emulator: Emulator) -> str:
 
     `tsc_early_khz`: without it, boots hang in the calibration of the clock under emulation (6 to 8 of 30).
     `panic=-1 reboot=t`: a guest that panics ends its machine instead of hanging.
+    `nowatchdog`: a machine that was paused for a day has no soft lockup. That, pressure figures, audit and the path
+    checks of two security modules without rules are also code that every clone translates anew under emulation.
     """
     parts = [
         "console=ttyS0",
@@ -67,6 +69,10 @@ def kernel_line(emulator: Emulator) -> str:
         "mitigations=off",
         "random.trust_cpu=on",
         "cgroup_no_v1=all",
+        "psi=0",
+        "audit=0",
+        "nowatchdog",
+        "lsm=landlock,yama",
     ]
     if emulator.accel == "tcg":
         parts += ["tsc=reliable", f"tsc_early_khz={emulator.tsc_khz}"]

@@ -18,6 +18,8 @@ from pathlib import Path
 
 PAGE = 4096
 COPY_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
+"""Written at a time: it stays in the processor's cache between its two copies."""
 
 _PAGEMAP_SCAN = 0xC0606610
 """_IOWR('f', 16, struct pm_scan_arg): the kernel walks the pages itself (Linux 6.7 and later)."""
@@ -47,6 +49,17 @@ class _ScanArg(ctypes.Structure):
 
 class _Region(ctypes.Structure):
     _fields_ = [("start", ctypes.c_uint64), ("end", ctypes.c_uint64), ("categories", ctypes.c_uint64)]
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_writev.restype = ctypes.c_ssize_t
+_libc.process_vm_writev.argtypes = [
+    ctypes.c_int, ctypes.POINTER(_IoVec), ctypes.c_ulong, ctypes.POINTER(_IoVec), ctypes.c_ulong, ctypes.c_ulong,
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,23 +195,29 @@ def copy_from_file(pid: int, memory: Iterable[Span], runs: Iterable[Run], path: 
         EOFError: the file is shorter than its table says.
     """
     places = list(memory)
-    target = os.open(f"/proc/{pid}/mem", os.O_RDWR)
-    try:
-        source = os.open(path, os.O_RDONLY)
-        try:
-            for address, length in _addresses(places, runs):
-                while length:
-                    piece = os.read(source, min(length, COPY_BYTES))
-                    if not piece:
-                        raise EOFError("the file of saved pages is shorter than its table")
-                    done = 0
-                    while done < len(piece):
-                        done += os.pwrite(target, piece[done:], address + done)
-                    address, length = address + len(piece), length - len(piece)
-        finally:
-            os.close(source)
-    finally:
-        os.close(target)
+    buffer = (ctypes.c_char * PIECE_BYTES)()
+    with open(path, "rb", buffering=0) as source, memoryview(buffer) as view:
+        for address, length in _addresses(places, runs):
+            while length:
+                size = source.readinto(view[: min(length, PIECE_BYTES)])
+                if not size:
+                    raise EOFError("the file of saved pages is shorter than its table")
+                _write_memory(pid, address, ctypes.addressof(buffer), size)
+                address, length = address + size, length - size
+
+
+def _write_memory(pid: int, address: int, source: int, length: int) -> None:
+    """process_vm_writev(2): a third less work than writing to /proc/PID/mem, which copies page by page.
+
+    Raises OSError.
+    """
+    while length:
+        ours, theirs = _IoVec(source, length), _IoVec(address, length)
+        done = _libc.process_vm_writev(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
+        if done <= 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        address, source, length = address + done, source + done, length - done
 
 
 def _write_all(target: int, piece: bytes) -> int:
