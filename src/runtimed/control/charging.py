@@ -210,8 +210,9 @@ class Charging:
             if (kept := await books.tab(sandbox_id)) is None:
                 return
             last = self._counter.finish(sandbox_id, await books.counted(sandbox_id))
-            tab = await self._apply(books, tab_of(kept), last)
-            await _write(books, tabs.close_tab(tab, at_s=self._clock.now_s()), running=False)
+            done = self._applied(tab_of(kept), last, running=kept.running)
+            await _write_all(books, [done])
+            await _write(books, tabs.close_tab(done.tab, at_s=self._clock.now_s()), running=False)
 
     async def collect(self) -> frozenset[SandboxId]:
         """Charge what hosts have measured. Answers the sandboxes whose lives' caps are spent. Idempotent."""
@@ -229,29 +230,32 @@ class Charging:
         return frozenset(spent)
 
     async def _charge(self, account_id: AccountId, samples: Mapping[SandboxId, list[Sample]]) -> set[SandboxId]:
+        """Everything of one account in one transaction, with as many questions for a hundred sandboxes as for one."""
         spent = set()
         async with self._books.open(account_id) as books:
-            for sandbox_id, new in samples.items():
-                if (kept := await books.tab(sandbox_id)) is None:
-                    continue
-                counted = self._counter.count(sandbox_id, await books.counted(sandbox_id), new)
-                tab = await self._apply(books, tab_of(kept), counted, running=kept.running)
-                if tab.capped and not tab.closed:
-                    spent.add(sandbox_id)
+            kept = await books.tabs(samples)
+            counts = await books.counts(kept)
+            done = []
+            for sandbox_id, tab in kept.items():
+                counted = self._counter.count(sandbox_id, counts.get(sandbox_id), samples[sandbox_id])
+                done.append(self._applied(tab_of(tab), counted, running=tab.running))
+            await _write_all(books, done)
+        for one in done:
+            if one.tab.capped and not one.tab.closed:
+                spent.add(one.tab.payer.sandbox_id)
         return spent
 
-    async def _apply(self, books: OpenBooks, tab: Tab, done: Counted, *, running: bool = True) -> Tab:
-        """Charge a tab for what was counted, and keep where the count stands."""
+    def _applied(self, tab: Tab, counted: Counted, *, running: bool) -> _Applied:
+        """A tab charged for what was counted."""
+        entries: list[Entry] = []
         runs: list[UsageRun] = []
-        for credited, group in groupby(done.records, key=lambda r: r.credited):
+        for credited, group in groupby(counted.records, key=lambda r: r.credited):
             records = list(group)
             step = tabs.apply(tab, records, at_s=self._clock.now_s())
+            entries += step.entries
             runs.append(_run(tab, step, records, credited=credited))
             tab = step.tab
-            await _write(books, step, running=running)
-        await books.add_usage(runs)
-        await books.save_count(tab.payer.sandbox_id, done.document)
-        return tab
+        return _Applied(tab=tab, running=running, entries=entries, runs=runs, document=counted.document)
 
     async def _standing(self, books: OpenBooks, key_id: KeyId) -> Standing:
         return await standing_of(books, key_id, prices=self._prices, now_s=self._clock.now_s())
@@ -286,6 +290,25 @@ def _trial_grant(account_id: AccountId, trial_ms: int, now_s: float) -> Entry:
         reason="grant",
         account_id=account_id,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Applied:
+    """What some samples of one sandbox came to, not written yet."""
+
+    tab: Tab
+    running: bool
+    entries: list[Entry]
+    runs: list[UsageRun]
+    document: Mapping[str, object]
+
+
+async def _write_all(books: OpenBooks, done: Iterable[_Applied]) -> None:
+    done = list(done)
+    await books.post([entry for one in done for entry in one.entries])
+    await books.save_all([keep(one.tab, running=one.running) for one in done])
+    await books.add_usage([run for one in done for run in one.runs])
+    await books.save_counts({one.tab.payer.sandbox_id: one.document for one in done})
 
 
 async def _write(books: OpenBooks, step: Step, *, running: bool, new: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from sqlalchemy import RowMapping, Select, and_, delete, func, insert, or_, select, update
+from sqlalchemy import RowMapping, Select, and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from runtimed.core import ledger
@@ -130,20 +130,39 @@ class OpenBooks:
         row = found.mappings().first()
         return None if row is None else _tab(row)
 
+    async def tabs(self, sandbox_ids: Iterable[SandboxId]) -> dict[SandboxId, KeptTab]:
+        """Those that there are, in one question."""
+        rows = (await self._db.execute(select(tabs).where(tabs.c.sandbox_id.in_(list(sandbox_ids))))).mappings()
+        return {tab.sandbox_id: tab for tab in map(_tab, rows)}
+
     async def save(self, tab: KeptTab, *, new: bool = False) -> None:
         """Keep a tab as it is now. Raises IntegrityError for a `new` one that is there already."""
-        if not new:
-            await self._db.execute(delete(tabs).where(tabs.c.sandbox_id == tab.sandbox_id))
-        await self._db.execute(insert(tabs).values(**asdict(tab)))
+        if new:
+            await self._db.execute(insert(tabs), [asdict(tab)])
+        else:
+            await self.save_all([tab])
+
+    async def save_all(self, kept: Sequence[KeptTab]) -> None:
+        """Keep tabs as they are now, whatever was kept of them before."""
+        if kept:
+            await self._db.execute(_DROP_TAB, [{"of": tab.sandbox_id} for tab in kept])
+            await self._db.execute(insert(tabs), [asdict(tab) for tab in kept])
 
     async def counted(self, sandbox_id: SandboxId) -> Mapping[str, object] | None:
         """Where the count of a sandbox's samples stands."""
         found = await self._db.execute(select(metering.c.document).where(metering.c.sandbox_id == sandbox_id))
         return cast("Mapping[str, object] | None", found.scalar())
 
-    async def save_count(self, sandbox_id: SandboxId, document: Mapping[str, object]) -> None:
-        await self._db.execute(delete(metering).where(metering.c.sandbox_id == sandbox_id))
-        await self._db.execute(insert(metering).values(sandbox_id=sandbox_id, document=dict(document)))
+    async def counts(self, sandbox_ids: Iterable[SandboxId]) -> dict[SandboxId, Mapping[str, object]]:
+        """The same of many, in one question."""
+        found = await self._db.execute(select(metering).where(metering.c.sandbox_id.in_(list(sandbox_ids))))
+        return {SandboxId(row["sandbox_id"]): row["document"] for row in found.mappings()}
+
+    async def save_counts(self, documents: Mapping[SandboxId, Mapping[str, object]]) -> None:
+        if documents:
+            await self._db.execute(_DROP_COUNT, [{"of": sandbox_id} for sandbox_id in documents])
+            rows = [{"sandbox_id": key, "document": dict(document)} for key, document in documents.items()]
+            await self._db.execute(insert(metering), rows)
 
     async def add_usage(self, runs: Sequence[UsageRun]) -> None:
         """Raises IntegrityError for a run whose last sample was counted already."""
@@ -159,9 +178,7 @@ class OpenBooks:
         new = await self._not_posted(entries)
         if new:
             await self._db.execute(insert(ledger_entries), [asdict(entry) for entry in new])
-            # In one order everywhere, so that two transactions never wait for each other.
-            for account, change in sorted(moves(new).items()):
-                await self._move(account, change)
+            await self._move(moves(new))
         return new
 
     async def _not_posted(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -180,18 +197,32 @@ class OpenBooks:
                 raise KeyPostedOtherwise(f"{entry.key} was posted before and moved something else")
         return new
 
-    async def _move(self, account: LedgerAccount, change: int) -> None:
-        allowed = [ledger_balances.c.account == account]
-        if change < 0 and not may_be_negative(account):
-            allowed.append(ledger_balances.c.amount >= -change)
-        moved = await self._db.execute(
-            update(ledger_balances).where(*allowed).values(amount=ledger_balances.c.amount + change)
-        )
-        if moved.rowcount:
-            return
-        if change < 0 and not may_be_negative(account):
-            raise Overdrawn(account, await self.balance(account) + change)
-        await self._db.execute(insert(ledger_balances).values(account=account, amount=change))
+    async def _move(self, changes: Mapping[LedgerAccount, int]) -> None:
+        """Move balances. Those that may not be below zero belong to this account alone, which is locked, or only grow.
+
+        Raises Overdrawn.
+        """
+        wanted = select(ledger_balances).where(ledger_balances.c.account.in_(list(changes)))
+        known = {row["account"]: int(row["amount"]) for row in (await self._db.execute(wanted)).mappings()}
+        for account, change in changes.items():
+            after = known.get(account, 0) + change
+            if change < 0 and after < 0 and not may_be_negative(account):
+                raise Overdrawn(account, after)
+        # In one order everywhere, so that two transactions never wait for each other.
+        ordered = sorted(changes.items())
+        if moved := [{"of": account, "by": change} for account, change in ordered if account in known]:
+            await self._db.execute(_MOVE, moved)
+        if fresh := [{"account": account, "amount": change} for account, change in ordered if account not in known]:
+            await self._db.execute(insert(ledger_balances), fresh)
+
+
+_DROP_TAB = delete(tabs).where(tabs.c.sandbox_id == bindparam("of"))
+_DROP_COUNT = delete(metering).where(metering.c.sandbox_id == bindparam("of"))
+_MOVE = (
+    update(ledger_balances)
+    .where(ledger_balances.c.account == bindparam("of"))
+    .values(amount=ledger_balances.c.amount + bindparam("by"))
+)
 
 
 @dataclass(frozen=True, kw_only=True)
