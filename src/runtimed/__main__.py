@@ -16,6 +16,7 @@ import typer
 from runtimed import settings as settings_module
 from runtimed.admin_app import admin_app
 from runtimed.core.errors import RuntimedError
+from runtimed.core.wording import program
 from runtimed.settings import CommandError, Settings, SettingsError
 
 image_app = typer.Typer(no_args_is_help=True, help="Build, list and remove images.")
@@ -59,7 +60,7 @@ def about() -> None:
 
 def fail(sentence: str) -> NoReturn:
     """Say why it cannot be done, and end with exit code 1."""
-    sys.stderr.write(f"runtimed: {sentence}\n")
+    sys.stderr.write(f"{program()}: {sentence}\n")
     raise typer.Exit(1)
 
 
@@ -78,6 +79,9 @@ def serve(  # noqa: PLR0913 - one parameter for each flag
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     spares: Annotated[int | None, typer.Option(help="Machines of the default shape kept ready.")] = None,
+    spare_shapes: Annotated[
+        str | None, typer.Option(help="The same for other shapes: [IMAGE:]VCPUxMEMORYxDISK=COUNT, by comma.")
+    ] = None,
     vmm: Annotated[str | None, typer.Option(help="qemu, or fake for tests.")] = None,
     accel: Annotated[str | None, typer.Option(help="auto, kvm or tcg.")] = None,
     jail: Annotated[bool | None, typer.Option(help="Jail each QEMU with bubblewrap.")] = None,
@@ -102,6 +106,7 @@ def serve(  # noqa: PLR0913 - one parameter for each flag
         host=host,
         port=port,
         spares=spares,
+        spare_shapes=spare_shapes,
         vmm=vmm,
         accel=accel,
         jail=jail,
@@ -122,7 +127,7 @@ def doctor(
 ) -> None:
     """Say what this host can do and what is left over on it. Exit code 1 when something is wrong or left.
 
-    Example: runtimed doctor --fix
+    Example: runtime doctor --fix
     """
     from runtimed.doctor import examine
 
@@ -145,7 +150,7 @@ def image_build(
 ) -> None:
     """Build an image, or find that it is built. Ctrl-C leaves nothing behind, and the next build goes on.
 
-    Example: runtimed image build default
+    Example: runtime image build default
     """
     from runtimed import image_commands
 
@@ -159,7 +164,7 @@ def image_build(
 def image_ls(config: ConfigOption = None, cache_dir: CacheOption = None, as_json: JsonOption = False) -> None:
     """List the images that are built.
 
-    Example: runtimed image ls --json
+    Example: runtime image ls --json
     """
     from runtimed import image_commands
 
@@ -181,7 +186,7 @@ def image_rm(
 ) -> None:
     """Remove an image. Refused while a service runs, since its machines may be using it.
 
-    Example: runtimed image rm default
+    Example: runtime image rm default
     """
     from runtimed import image_commands
 
@@ -202,7 +207,7 @@ def image_prune(
 
     What a sandbox of any state folder stands on, running or kept, stays, and so does what a running service has used.
 
-    Example: runtimed image prune --dry-run
+    Example: runtime image prune --dry-run
     """
     from runtimed import image_commands
     from runtimed.core.clock import SystemClock
@@ -220,8 +225,8 @@ def image_prune(
 
 
 def main() -> None:
-    """The `runtimed` command."""
-    app()
+    """The `runtimed` command, and what `runtime` passes on to it."""
+    app(prog_name=program())
 
 
 if __name__ == "__main__":

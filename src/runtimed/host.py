@@ -25,6 +25,7 @@ from runtimed.node.vmm.fake import FakeDriver
 from runtimed.node.warm import rehearse, warm
 from runtimed.pruning import register
 from runtimed.settings import Settings
+from runtimed.spare_list import read_spares
 
 DEFAULT_SHAPE = Shape(vcpu=VCPU_DEFAULT, memory_mib=MEMORY_DEFAULT_MIB, disk_mib=DISK_DEFAULT_MIB)
 
@@ -100,6 +101,7 @@ def _limits(settings: Settings) -> NodeLimits:
         memory_overcommit=settings.memory_overcommit,
         memory_keep_free_mib=settings.memory_keep_free_mib,
         spares=settings.spares,
+        more_spares=read_spares(settings.spare_shapes),
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
+
+from runtimed.spare_list import read_spares
 
 Bounded = int | float
 
@@ -29,6 +31,8 @@ class About:
     unit: str = ""
     low: Bounded | None = None
     high: Bounded | None = None
+    check: Callable[[str], object] | None = None
+    """Reads a text that has a syntax; raises ValueError saying what is wrong with it."""
 
 
 def default_state_dir() -> Path:
@@ -73,7 +77,17 @@ class Settings:
     ] = "auto"
     jail: Annotated[bool, About("QEMU sees only its own files and no network; off only to look for a fault")] = True
     image: Annotated[str, About("what a create without an image gets")] = "default"
-    spares: Annotated[int, About("machines of the default shape kept ready", "machines", 0, 64)] = 2
+    spares: Annotated[
+        int, About("machines of the default image and shape kept ready; ended when memory is short", "machines", 0, 64)
+    ] = 2
+    spare_shapes: Annotated[
+        str,
+        About(
+            "the same for other shapes and images, such as `1x1024x3072=2, tools:2x4096x4096=1`",
+            "[IMAGE:]VCPUxMEMORYxDISK=COUNT (MiB), by comma",
+            check=read_spares,
+        ),
+    ] = ""
     max_sandboxes: Annotated[int, About("more were never tried on one host", "sandboxes", 1, 10_000)] = 200
     memory_keep_free_mib: Annotated[
         int, About("no start while the host has less available, whatever was promised", "MiB", 0, 1 << 20)
@@ -178,4 +192,9 @@ def _fit(name: str, value: object) -> tuple[object, str | None]:
     about = ABOUT[name]
     if about.low is not None and about.high is not None and not about.low <= value <= about.high:  # type: ignore[operator]
         return value, f"{value} is not within {about.low} to {about.high}"
+    try:
+        if about.check is not None:
+            about.check(str(value))
+    except ValueError as wrong:
+        return value, str(wrong)
     return value, None

@@ -17,6 +17,8 @@ from withruntime._values import CommandResult, Json
 T = TypeVar("T")
 User = Literal["sandbox", "root"]
 Command = str | list[str] | tuple[str, ...]
+OnProgress = Callable[[str], None]
+"""Told in a clause what a start that takes long does."""
 
 ANSWER_GRACE_S = 60.0
 """How long past a command's own time limit its answer is waited for."""

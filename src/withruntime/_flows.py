@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from withruntime import _calls
-from withruntime._calls import Answer, Call
+from withruntime._calls import Answer, Call, OnProgress
 from withruntime._errors import ConflictError, NotFoundError, RuntimeError, error_from_body
 from withruntime._retry import Attempts, RetryPolicy, TransportFailure
 from withruntime._values import Json
@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 HEADERS_MAX_S = 125.0
 """An answer that has not begun by then is taken for lost, and the call is sent again with the same key."""
+PROGRESS_S = 2
+"""How often a start is asked how it goes, where somebody wants to know."""
 AWAKE = frozenset({"running", "starting"})
 
 
@@ -93,6 +95,8 @@ class Creation:
 
     call: Call[Json]
     wait: bool
+    on_progress: OnProgress | None = None
+    """Told what happens while the sandbox starts, each time that it is something else."""
     asked: bool = False
     """Whether the request may have reached the service."""
     info: Json | None = None
@@ -109,17 +113,34 @@ def create(creation: Creation, policy: RetryPolicy) -> Flow[Json]:
     info = yield from deliver(creation.call, policy)
     creation.info = info
     if creation.wait and info.get("state") != "running":
-        seen = yield from deliver(_calls.wait_for_state(info["id"], "running", _calls.SETTLE_S), policy)
-        info = creation.info = {**info, **seen}
-        if info.get("state") != "running":
-            raise RuntimeError(
-                f"The sandbox {info['id']} did not start: it is {info.get('state')}"
-                + (f" ({info['stopReason']})." if info.get("stopReason") else "."),
-                code="start_failed",
-                details={"sandboxId": info["id"], "state": info.get("state")},
-            )
+        yield from _until_running(creation, policy)
+        info = creation.info
     creation.complete = True
     return info
+
+
+def _until_running(creation: Creation, policy: RetryPolicy) -> Flow[None]:
+    """Wait for a sandbox that was answered before it ran; with somebody to tell, in short steps."""
+    info = creation.info
+    assert info is not None
+    tell, told = creation.on_progress, None
+    for _ in range(1 if tell is None else 2 * _calls.SETTLE_S // PROGRESS_S):
+        if tell is not None and info.get("progress") not in (None, told):
+            told = info["progress"]
+            tell(told)
+        step_s = _calls.SETTLE_S if tell is None else PROGRESS_S
+        seen = yield from deliver(_calls.wait_for_state(info["id"], "running", step_s), policy)
+        info = creation.info = {**info, **seen}
+        if info.get("state") == "running":
+            return
+        if info.get("state") not in ("starting", "resuming"):
+            break
+    why = info.get("startError") or info.get("stopReason")
+    raise RuntimeError(
+        f"The sandbox {info['id']} did not start: it is {info.get('state')}" + (f" ({why})." if why else "."),
+        code="start_failed",
+        details={"sandboxId": info["id"], "state": info.get("state")},
+    )
 
 
 def abandon(creation: Creation, policy: RetryPolicy) -> Flow[None]:

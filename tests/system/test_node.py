@@ -12,15 +12,19 @@ import pytest
 from runtimed.core.boot import ImageFiles, QemuInstall
 from runtimed.core.clock import SystemClock
 from runtimed.core.commands import Command
-from runtimed.core.errors import ImageNotFound
+from runtimed.core.errors import ImageNotFound, Interrupted
 from runtimed.core.ids import ProcessId, SandboxId, new_id
-from runtimed.core.specs import MachineSpec, Shape, Stored
+from runtimed.core.specs import MachineSpec, Shape, SpareOrder, Stored
+from runtimed.core.wait import wait_for
 from runtimed.node.build import NodePlan, make_node
 from runtimed.node.node import LocalNode, NodeLimits
 
 pytestmark = pytest.mark.system
 
 SHAPE = Shape(vcpu=1, memory_mib=512, disk_mib=3072)
+NEW = Shape(vcpu=2, memory_mib=640, disk_mib=3072)
+"""Nothing is prepared for it."""
+NO_SPARES = NodeLimits(spares=0)
 
 
 class OneImage:
@@ -38,26 +42,27 @@ class OneImage:
 @pytest.fixture
 async def node(tmp_path: Path, default_image: ImageFiles, qemu: QemuInstall) -> AsyncIterator[LocalNode]:
     made = await make(tmp_path, default_image, qemu)
+    await made.prepare()
     yield made
     await made.close()
     assert list((tmp_path / "state" / "machines").iterdir()) == []
 
 
-async def make(tmp_path: Path, image: ImageFiles, qemu: QemuInstall) -> LocalNode:
+async def make(tmp_path: Path, image: ImageFiles, qemu: QemuInstall, limits: NodeLimits = NO_SPARES) -> LocalNode:
     plan = NodePlan(
         state_dir=tmp_path / "state",
         cache_dir=tmp_path / "cache",
         default_image="default",
         default_shape=SHAPE,
         accel="tcg",
-        limits=NodeLimits(spares=0),
+        limits=limits,
     )
     (tmp_path / "state").mkdir(exist_ok=True)
     return await make_node(plan, qemu=qemu, images=OneImage(image), clock=SystemClock(), progress=print)
 
 
-def spec() -> MachineSpec:
-    return MachineSpec(sandbox_id=SandboxId(new_id()), image="default", shape=SHAPE, hostname="box")
+def spec(shape: Shape = SHAPE, **more: str) -> MachineSpec:
+    return MachineSpec(sandbox_id=SandboxId(new_id()), image="default", shape=shape, hostname="box", **more)  # type: ignore[arg-type]
 
 
 async def said(node: LocalNode, sandbox: MachineSpec, script: str) -> str:
@@ -81,7 +86,6 @@ async def paused(node: LocalNode, sandbox: MachineSpec) -> Stored:
 
 
 async def test_sn_21_a_template_that_does_not_answer_is_rebuilt(node: LocalNode, tmp_path: Path) -> None:
-    await node.prepare()
     (template,) = (d for d in (tmp_path / "cache" / "templates").iterdir() if not d.name.startswith("."))
     memory = template / "memory"
     os.chmod(memory, 0o600)
@@ -161,4 +165,117 @@ async def test_a_start_of_an_image_that_is_not_there_leaves_nothing(node: LocalN
         await node.start(wrong)
 
     assert node.running() == frozenset()
+    assert list((tmp_path / "state" / "machines").iterdir()) == []
+
+
+async def test_the_first_machine_of_a_shape_boots_can_be_kept_and_copied_and_later_ones_are_clones(
+    node: LocalNode, tmp_path: Path
+) -> None:
+    first, copies = spec(NEW), [spec(NEW), spec(NEW), spec(NEW)]
+    starting = asyncio.get_running_loop().create_task(node.start(first))
+
+    async def told() -> str | None:
+        return node.doing(first.sandbox_id)
+
+    assert "booting the first machine" in await wait_for("a word on the boot", told, within_s=30)
+    assert (await starting).how == "cold"
+    assert node.doing(first.sandbox_id) is None
+    await said(node, first, "echo memory > /dev/shm/x; echo disk > /workspace/f; sync")
+    server = Command(argv=("sleep", "3600"), timeout_ms=3_600_000)
+    await node.guest(first.sandbox_id).processes.spawn(ProcessId(new_id()), server)
+
+    stored = await paused(node, first)
+    assert stored.mode == "memory" and stored.memory_bytes < NEW.memory_mib << 20
+    assert (await node.wake(first)).how == "wake"
+    forked = await node.fork(first.sandbox_id, copies, keep_as="moment")
+    assert [one.how for one in forked.started] == ["fork"] * 3
+    for one in (first, *copies):
+        assert await said(node, one, "cat /dev/shm/x /workspace/f; pgrep -c sleep") == "memory\ndisk\n1"
+        await node.stop(one.sandbox_id)
+
+    later = spec(NEW)
+
+    async def cloned() -> bool | None:
+        there = [d for d in (tmp_path / "cache" / "templates").iterdir() if not d.name.startswith(".")]
+        return len(there) == 2 or None
+
+    await wait_for("the template of the new shape", cloned, within_s=240, every_s=0.5)
+    assert (await node.start(later)).how == "template"
+    await node.stop(later.sandbox_id)
+    copy = spec(NEW, snapshot_id="moment")
+    assert (await node.start(copy)).how == "snapshot"
+    assert await said(node, copy, "cat /dev/shm/x /workspace/f") == "memory\ndisk"
+    await node.stop(copy.sandbox_id)
+    await node.forget_snapshot("moment")
+    assert [list((tmp_path / "state" / kind).iterdir()) for kind in ("bases", "layers", "snapshots")] == [[], [], []]
+
+
+async def test_the_copy_of_a_disk_has_the_size_that_was_asked_and_can_be_paused(node: LocalNode) -> None:
+    source = spec()
+    await node.start(source)
+    await said(node, source, "echo kept > /workspace/f; sync")
+    await node.snapshot(source.sandbox_id, "disk", "disk")
+    await node.stop(source.sandbox_id)
+
+    copy = spec(Shape(vcpu=2, memory_mib=768, disk_mib=6144), snapshot_id="disk")
+    assert (await node.start(copy)).how == "cold"
+
+    size = "df -BM --output=size / | tail -1 | tr -dc 0-9"
+    seen = f"cat /workspace/f; nproc; test $({size}) -gt 5500 && echo grown"
+    assert await said(node, copy, seen) == "kept\n2\ngrown"
+    assert int(await said(node, copy, "awk '/MemTotal/ {print int($2 / 1024)}' /proc/meminfo")) in range(600, 769)
+    await said(node, copy, "echo memory > /dev/shm/x")
+    assert (await paused(node, copy)).mode == "memory"
+    await node.wake(copy)
+    assert await said(node, copy, "cat /dev/shm/x; " + seen) == "memory\nkept\n2\ngrown"
+
+
+async def test_a_command_that_a_pause_cuts_off_goes_on_and_the_same_id_brings_its_result(node: LocalNode) -> None:
+    sandbox, process_id = spec(), ProcessId(new_id())
+    await node.start(sandbox)
+    command = Command(argv=("bash", "-c", "while ! test -e /workspace/go; do sleep 0.1; done; echo done"))
+    waiting = asyncio.get_running_loop().create_task(
+        node.guest(sandbox.sandbox_id).processes.capture(process_id, command, keep_bytes=4096)
+    )
+
+    async def runs() -> bool | None:
+        return len(await node.guest(sandbox.sandbox_id).processes.processes()) == 1 or None
+
+    await wait_for("the command", runs, within_s=30)
+    await paused(node, sandbox)
+    with pytest.raises(Interrupted) as cut:
+        await waiting
+    await node.wake(sandbox)
+    await said(node, sandbox, "touch /workspace/go")
+
+    again = await node.guest(sandbox.sandbox_id).processes.capture(process_id, command, keep_bytes=4096)
+
+    assert cut.value.details == {"processId": process_id, "cursor": 0}
+    assert (again.stdout, again.exit.exit_code) == (b"done\n", 0)
+
+
+async def test_spares_of_several_shapes_are_handed_out_and_give_their_memory_back(
+    tmp_path: Path, default_image: ImageFiles, qemu: QemuInstall
+) -> None:
+    orders = (SpareOrder(shape=NEW, count=1),)
+    node = await make(tmp_path, default_image, qemu, NodeLimits(spares=1, more_spares=orders))
+    try:
+        await node.prepare()
+        spares = node._starter.spares
+
+        async def full() -> bool | None:
+            return spares.count() == 2 or None
+
+        await wait_for("both spares", full, within_s=240, every_s=0.2)
+        small, new = spec(), spec(NEW)
+        assert [(await node.start(one)).how for one in (small, new)] == ["spare", "spare"]
+        assert await said(node, new, "nproc") == str(NEW.vcpu)
+        await wait_for("both spares again", full, within_s=120, every_s=0.2)
+        assert len(list((tmp_path / "state" / "machines").iterdir())) == 4
+
+        assert [await spares.give_back(), await spares.give_back()] == [True, True]
+        assert len(await node._parts.driver.list()) == 2
+        assert await said(node, small, "echo works") == "works"
+    finally:
+        await node.close()
     assert list((tmp_path / "state" / "machines").iterdir()) == []

@@ -28,7 +28,8 @@ router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 async def shown(services: Services, record: SandboxRecord) -> dict[str, object]:
     """A sandbox as an answer has it."""
     money = await services.accounting.money([record.id])
-    return wire.sandbox_body(record, region=services.region, money=money.get(record.id))
+    body = wire.sandbox_body(record, region=services.region, money=money.get(record.id))
+    return body | {"progress": services.sandboxes.doing(record)}
 
 
 @router.post("", response_model=wire.Sandbox)

@@ -285,18 +285,21 @@ class Lives:
     async def _start_failed(self, life: Life, error: RuntimedError) -> None:
         """Leave nothing behind: no machine, and no record either where nothing was ever tried."""
         _log.warning("sandbox %s did not start: %s", life.record.id, error.message)
+        if life.record.state is not State.STARTING:
+            # Being stopped already, which this joins; or it came up, and that could not be written down.
+            self.end(life, StopReason.STARTUP_FAILED)
+            return
         await self._node.stop(life.record.id)
         await self._till.settle(life.record.id)
         async with life.lock:
             if life.record.state is not State.STARTING:
-                # Being stopped already, which this joins; or it came up, and that could not be written down.
-                self.end(life, StopReason.STARTUP_FAILED)
+                self.end(life, StopReason.STARTUP_FAILED)  # stopped meanwhile, which this joins
                 return
             never_was = isinstance(error, NoCapacity | ImageNotFound | SnapshotNotFound)
             if not never_was:
                 error.details.setdefault("sandboxId", life.record.id)
             life.failure = error
-            await self.move(life, Fact.EXITED, stop_reason=StopReason.STARTUP_FAILED)
+            await self.move(life, Fact.EXITED, stop_reason=StopReason.STARTUP_FAILED, note=error.message[:1000])
         if never_was:
             await self._store.drop(life.record.id)
 

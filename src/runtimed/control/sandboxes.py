@@ -201,6 +201,10 @@ class Sandboxes:
         left_s = None if life.record.persistent else life.ends_mono_s - life.active_mono_s
         return Inside(record=life.record, guest=self._node.guest(life.record.id), lease_left_s=left_s)
 
+    def doing(self, record: SandboxRecord) -> str | None:
+        """What happens while a sandbox starts and its caller waits, a clause for people; None when it does not start."""
+        return self._node.doing(record.id) if record.state in (State.STARTING, State.RESUMING) else None
+
     def counts(self) -> Mapping[str, int]:
         """Sandboxes that are not stopped, by state."""
         states = (life.record.state for life in self._lives.all())

@@ -104,7 +104,7 @@ class SandboxRecord:
     source_id: SandboxId | None = None
     """It began as a fork of this sandbox."""
     note: str | None = None
-    """Why its last pause failed, for people."""
+    """Why its last pause failed, or its start, for people."""
     cpu_floor_millis: int | None = None
     """Thousandths of a vCPU that it asked to be guaranteed, and pays also when unused; None where it did not ask."""
     env_sealed: bytes | None = field(default=None, repr=False)

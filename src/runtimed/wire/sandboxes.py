@@ -11,7 +11,7 @@ from runtimed.core.accounting import SandboxMoney
 from runtimed.core.clock import iso
 from runtimed.core.egress import NetworkPolicy
 from runtimed.core.ids import is_id
-from runtimed.core.lifecycle import State
+from runtimed.core.lifecycle import State, StopReason
 from runtimed.core.limits import (
     DISK_DEFAULT_MIB,
     DISK_MAX_MIB,
@@ -295,6 +295,10 @@ class Sandbox(Shown):
     readyAt: str | None
     endsAt: str | None
     endedAt: str | None
+    progress: str | None = None
+    """What a start that takes long does now; in the answer to one who asks for this sandbox alone."""
+    startError: str | None = None
+    """Why it did not start."""
 
 
 class Forked(Shown):
@@ -382,7 +386,8 @@ def sandbox_body(record: SandboxRecord, *, region: str, money: SandboxMoney | No
         "retentionDays": record.retention_days,
         "diskKept": record.disk_kept,
         "storedBytes": record.stored_bytes,
-        "pauseError": record.note,
+        "pauseError": None if record.stop_reason is StopReason.STARTUP_FAILED else record.note,
+        "startError": record.note if record.stop_reason is StopReason.STARTUP_FAILED else None,
         "chargedMicros": money.charged_micros if money else 0,
         "heldMicros": money.held_micros if money else 0,
         "trial": money.trial if money else False,

@@ -1,5 +1,6 @@
 """The commands that make, show and end sandboxes."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -20,6 +21,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_HIDDEN_COUNTED = 500
+"""Ended sandboxes are counted up to here: a number is no reason to make a list wait."""
 COMMAND = {"allow_interspersed_args": False}
 """Whatever follows the first word of a command belongs to the command, with or without `--` before it."""
 
@@ -36,7 +39,7 @@ AtEnd = Annotated[str | None, typer.Option(help="What its lease's end does: paus
 IdlePause = Annotated[int | None, typer.Option(help="Seconds without use until it is paused; 0 never.")]
 Cwd = Annotated[str | None, typer.Option(help="Folder to run in; /workspace where none is named.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds until the command is ended, with exit code 124.")]
-User = Annotated[str | None, typer.Option(help="`sandbox` or `root`.")]
+User = Annotated[str | None, typer.Option(help="`sandbox` (there it is named runtime) or `root`.")]
 Interactive = Annotated[bool, typer.Option("-i", "--interactive", help="Pass the input on even from a terminal.")]
 
 
@@ -90,7 +93,9 @@ def run(
 
     async def work(client: AsyncRuntime) -> int:
         async with terminal.patience("starting a sandbox"):
-            sandbox = await client.sandboxes.create(on_capacity_wait=terminal.no_room, **fields, **money)
+            sandbox = await client.sandboxes.create_telling(
+                terminal.note, on_capacity_wait=terminal.no_room, **fields, **money
+            )
         if not keep:
             async with sandbox:
                 return await _attend(sandbox, wanted, json=json)
@@ -181,7 +186,9 @@ def create(
 
     async def work(client: AsyncRuntime) -> None:
         async with terminal.patience("starting a sandbox"):
-            sandbox = await client.sandboxes.create(on_capacity_wait=terminal.no_room, **fields, **money)
+            sandbox = await client.sandboxes.create_telling(
+                terminal.note, on_capacity_wait=terminal.no_room, **fields, **money
+            )
         _show(sandbox.info, json=json)
 
     terminal.run(work)
@@ -208,8 +215,22 @@ def list_(
             return
         columns = ("id", "name", "state", "vcpu", "memoryMiB", "image", "createdAt", "endsAt")
         terminal.show_table(columns, ([info.get(column) for column in columns] for info in found))
+        if not all_ and not state:
+            await _tell_hidden(client, labels)
 
     terminal.run(work)
+
+
+async def _tell_hidden(client: AsyncRuntime, labels: Mapping[str, str]) -> None:
+    """Say on stderr that there are more, so that nobody looks for one that is only not shown."""
+    hidden = 0
+    async for _ in await client.sandboxes.list(state=["stopped"], include_stopped=True, labels=labels):
+        hidden += 1
+        if hidden == _HIDDEN_COUNTED:
+            break
+    if hidden:
+        at_least = "at least " if hidden == _HIDDEN_COUNTED else ""
+        terminal.note(f"{at_least}{hidden} ended {'one is' if hidden == 1 else 'ones are'} hidden: --all shows them")
 
 
 @app.command()

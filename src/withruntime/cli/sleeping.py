@@ -62,7 +62,7 @@ def restart(sandboxes: Sandboxes, json: JsonFlag = False) -> None:
 
     async def work(client: AsyncRuntime) -> None:
         started: list[Json] = []
-        async with terminal.patience("booting from the disk"):
+        async with terminal.patience("booting from the disk: about 20 s without KVM"):
             for one in sandboxes:
                 found = await terminal.find_sandbox(client, one)
                 started.append((await found.restart(on_capacity_wait=terminal.no_room)).info)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from runtimed.core.errors import NoCapacity
+from runtimed.core.errors import NoCapacity, StartFailed
+from runtimed.core.wait import wait_for
 
 from .conftest import Api
 
@@ -238,3 +240,50 @@ async def test_a_change_of_the_idle_pause_and_of_what_the_lease_does_is_kept(api
 
     assert (changed["idlePauseSeconds"], changed["onLeaseEnd"], changed["persistent"]) == (0, "stop", True)
     assert (changed["autoWake"], changed["endsAt"]) == (False, None)
+
+
+async def test_a_start_that_takes_long_says_what_it_does_and_one_that_failed_why(api: Api) -> None:
+    api.node.start_gate = asyncio.Event()
+    made = (await api.call("POST", "/v1/sandboxes", {})).json()
+    path = f"/v1/sandboxes/{made['id']}"
+    booting = (await api.call("GET", path)).json()
+    api.node.start_error = StartFailed("its agent never answered")
+    api.node.start_gate.set()
+    failed = (await api.call("GET", f"{path}?waitFor=running&timeoutSeconds=10")).json()
+
+    assert (made["state"], made["progress"], booting["progress"]) == ("starting", "booting", "booting")
+    assert (failed["state"], failed["stopReason"], failed["progress"]) == ("stopped", "startup_failed", None)
+    assert (failed["startError"], failed["pauseError"]) == ("its agent never answered", None)
+
+
+async def test_a_command_that_a_pause_cuts_off_is_interrupted_and_the_same_request_brings_its_result(api: Api) -> None:
+    api.script(output=[("stdout", b"done")], gate=(gate := asyncio.Event()))
+    made = await api.create()
+    ask = {"command": "x"}
+    asked = asyncio.get_running_loop().create_task(api.call("POST", f"/v1/sandboxes/{made['id']}:exec", ask, key="k"))
+
+    async def started() -> bool | None:
+        return bool(api.node.guests[made["id"]].sim_processes.started) or None  # type: ignore[index]
+
+    await wait_for("the command", started, within_s=5)
+    await verb(api, made, "pause")
+    cut = (await asked).json()["error"]
+    again = asyncio.get_running_loop().create_task(api.call("POST", f"/v1/sandboxes/{made['id']}:exec", ask, key="k"))
+    gate.set()
+
+    assert (cut["code"], cut["retryable"], cut["details"]["cursor"]) == ("interrupted", False, 0)
+    assert (await again).json()["stdout"] == "done"
+    assert len(api.node.guests[made["id"]].sim_processes.started) == 1  # type: ignore[index]
+
+
+async def test_a_disk_snapshot_takes_a_larger_disk_and_refuses_a_smaller_one(api: Api) -> None:
+    made = await api.create(diskMiB=5000)
+    kept = await verb(api, made, "snapshot", {"mode": "disk"})
+
+    larger = await api.create(snapshot=kept["id"], diskMiB=6000, memoryMiB=512, vcpu=1)
+    smaller = await api.call("POST", "/v1/sandboxes", {"snapshot": kept["id"], "diskMiB": 4000})
+
+    assert (larger["diskMiB"], larger["memoryMiB"], larger["vcpu"]) == (6000, 512, 1)
+    (issue,) = smaller.json()["error"]["details"]["issues"]
+    assert (smaller.status_code, issue["field"]) == (400, "diskMiB")
+    assert "at least 5000" in issue["message"]

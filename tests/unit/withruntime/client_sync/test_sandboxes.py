@@ -109,6 +109,33 @@ def test_a_sandbox_that_does_not_come_to_run_is_an_error_and_is_not_left_behind(
     assert len(service.sent("DELETE", "/v1/sandboxes/a")) == 1
 
 
+def test_a_start_that_takes_long_says_what_it_does_each_time_that_it_is_something_else(service: ScriptedServer):
+    booting = {"id": "a", "state": "starting", "progress": "booting the first machine"}
+    service.on("POST", "/v1/sandboxes", answer(booting))
+    later = [booting, booting | {"progress": "growing its disk"}, {"id": "a", "state": "running", "progress": None}]
+    service.on("GET", "/v1/sandboxes/a", *map(answer, later))
+    told: list[str] = []
+    with Runtime() as runtime, runtime.sandboxes.create_telling(told.append, memory_mib=512) as box:
+        assert box.state == "running"
+
+    assert told == ["booting the first machine", "growing its disk"]
+    (sent,) = service.sent("POST", "/v1/sandboxes")
+    assert (sent.json, sent.headers["prefer"]) == ({"memoryMiB": 512}, "wait=2")
+    assert len(service.sent("GET", "/v1/sandboxes/a")) == 3
+
+
+def test_a_start_that_failed_says_why(service: ScriptedServer):
+    service.on("POST", "/v1/sandboxes", answer({"id": "a", "state": "starting"}))
+    failed = {"id": "a", "state": "stopped", "stopReason": "startup_failed", "startError": "its agent never answered"}
+    service.on("GET", "/v1/sandboxes/a", answer(failed))
+
+    with pytest.raises(RuntimeError, match="its agent never answered"):
+        with Runtime() as runtime:
+            runtime.sandboxes.create_telling(print)
+
+    assert len(service.sent("DELETE", "/v1/sandboxes/a")) == 1
+
+
 def test_a_lost_answer_is_asked_for_again_under_the_same_key(service: ScriptedServer):
     service.on("POST", "/v1/sandboxes", RESET, answer({"id": "a", "state": "running"}))
     with Sandbox.create():
