@@ -202,7 +202,7 @@ class Sandboxes:
         return Inside(record=life.record, guest=self._node.guest(life.record.id), lease_left_s=left_s)
 
     def doing(self, record: SandboxRecord) -> str | None:
-        """What happens while a sandbox starts and its caller waits, a clause for people; None when it does not start."""
+        """What happens while a sandbox starts, a clause for people; None where there is nothing to say."""
         return self._node.doing(record.id) if record.state in (State.STARTING, State.RESUMING) else None
 
     def counts(self) -> Mapping[str, int]:
