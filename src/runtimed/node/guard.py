@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from runtimed.node.lease_files import LeaseFiles
+from runtimed.node.lease_files import LeaseFiles, has_leases
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.processes import end
 
@@ -39,9 +39,14 @@ def main() -> int:
         for machine_id, directory in leases.past(GRACE_S):
             end_machine(directory)
             leases.remove(machine_id)
-        if leases.count() == 0 and not service_lives(state):
+        if not is_needed(state):
             return 0
         time.sleep(LOOK_EVERY_S)
+
+
+def is_needed(state: Path) -> bool:
+    """Whether there is a lease to watch, or a service that may make one."""
+    return has_leases(state / "leases") or service_lives(state)
 
 
 def end_machine(directory: Path) -> None:

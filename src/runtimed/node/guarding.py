@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from runtimed.core.tasks import spawn
-from runtimed.node.guard import GUARD_LOCK, is_held
+from runtimed.node.guard import GUARD_LOCK, is_held, is_needed
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def keep_guard(state_dir: Path) -> None:
     """Look at the guard's lock until cancelled: it may be of an earlier service, and nobody's child."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        if is_held(state_dir / GUARD_LOCK):
+        if is_held(state_dir / GUARD_LOCK) or not is_needed(state_dir):
             continue
         _log.warning("no lease guard lives: starting one")
         try:

@@ -45,5 +45,10 @@ class LeaseFiles:
                     found.append((path.name, Path(lease["directory"])))
         return found
 
-    def count(self) -> int:
-        return sum(not path.name.startswith(".") for path in self._root.iterdir())
+
+def has_leases(root: Path) -> bool:
+    """Whether a machine has one. A folder that is gone is left so."""
+    try:
+        return any(not path.name.startswith(".") for path in root.iterdir())
+    except FileNotFoundError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import signal
@@ -59,3 +60,21 @@ async def test_a_second_guard_ends_at_once_and_the_first_stays(serving: Path) ->
         assert await guard_of(serving) == first
     finally:
         os.kill(first, signal.SIGKILL)
+
+
+async def test_none_is_started_where_no_service_and_no_lease_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarding, "LOOK_EVERY_S", 0.0)
+    started = []
+
+    async def start(state: Path) -> None:
+        started.append(state)
+
+    monkeypatch.setattr(guarding, "start_guard", start)
+    keeping = spawn(guarding.keep_guard(tmp_path), name="keep")
+    for _ in range(100):
+        await asyncio.sleep(0)
+    keeping.cancel()
+
+    assert started == []
