@@ -24,7 +24,8 @@ def read_spares(text: str) -> tuple[SpareOrder, ...]:
     Raises:
         ValueError: names every item that is wrong, and how.
     """
-    orders, wrong = [], []
+    orders: list[SpareOrder] = []
+    wrong: list[str] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         found = _ITEM.fullmatch(item)
         if found is None:

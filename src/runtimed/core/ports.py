@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from runtimed.core.commands import Captured, Command, ProcessEvent, ProcessInfo
 from runtimed.core.files import FileEntry, FileHead, WriteOptions
 from runtimed.core.ids import ProcessId, SandboxId
-from runtimed.core.specs import Capacity, Forked, MachineSpec, Started, Stored, UserName
+from runtimed.core.specs import Capacity, CopiesStarted, MachineSpec, Started, Stored, UserName
 from runtimed.core.usage import Counted, Sample, SampleBatch, SampleKind
 
 
@@ -167,7 +167,7 @@ class Node(Protocol):
 
     async def fork(
         self, sandbox_id: SandboxId, children: Sequence[MachineSpec], *, keep_as: str | None = None
-    ) -> Forked:
+    ) -> CopiesStarted:
         """Start copies of a running machine; it stops for the capture only. All copies start, or none does.
 
         With `keep_as` the very moment that the copies begin as is also kept, as a snapshot of this id with memory.

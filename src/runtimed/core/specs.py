@@ -89,7 +89,7 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forked:
+class CopiesStarted:
     """What a fork came to."""
 
     started: tuple[Started, ...]

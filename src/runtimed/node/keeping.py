@@ -138,7 +138,7 @@ class Keeper:
         self._room.begin()
         try:
             if record.mode == "disk" and spec.shape != record.plan.shape:
-                base = await self.driver.blank(self._room.new_base(), spec.shape, record.template)
+                base = await self.driver.blanks.make(self._room.new_base(), spec.shape, record.template)
                 record = replace(record, template=base, plan=replace(record.plan, shape=spec.shape))
             return await self._bring_up(spec, record, kept, how, new=True)
         except _RanAndLost as lost:

@@ -17,7 +17,7 @@ from typing import Literal
 from runtimed.core.errors import MachineGone, NoCapacity, RuntimedError, StartFailed
 from runtimed.core.ids import SandboxId
 from runtimed.core.ports import Guest, MachineEnded, PauseSettled
-from runtimed.core.specs import Capacity, Forked, MachineSpec, Shape, Started, Stored
+from runtimed.core.specs import Capacity, CopiesStarted, MachineSpec, Shape, Started, Stored
 from runtimed.core.tasks import spawn
 from runtimed.node.adopting import adopt
 from runtimed.node.channel import Channel
@@ -161,7 +161,7 @@ class LocalNode:
 
     async def fork(
         self, sandbox_id: SandboxId, children: Sequence[MachineSpec], *, keep_as: str | None = None
-    ) -> Forked:
+    ) -> CopiesStarted:
         """Start copies. See `core.ports.Node.fork`."""
         held = self._here(sandbox_id)
         await self._check_memory()
@@ -171,7 +171,7 @@ class LocalNode:
                 made, kept = await self._keeper.fork(held, children, keep_as)
             for spec, (ready, _) in zip(children, made, strict=True):
                 self._hold(ready, spec)
-            return Forked(started=tuple(started for _, started in made), kept=kept)
+            return CopiesStarted(started=tuple(started for _, started in made), kept=kept)
         finally:
             for child in children:
                 self._starting.pop(child.sandbox_id, None)

@@ -104,7 +104,7 @@ class Starter:
         room.begin()
         try:
             plan = self.plan(image, spec.shape)
-            base = await driver.blank(room.new_base(), spec.shape, None)
+            base = await driver.blanks.make(room.new_base(), spec.shape, None)
             channel = await boot_watched(driver, plan, begin=lambda: driver.boot_disk(plan, base, None))
             ready = Ready(plan=plan, template=base, channel=channel)
             steps.done("booted")

@@ -20,7 +20,7 @@ from runtimed.core.clock import Clock
 from runtimed.core.errors import MachineGone, NotFound, RuntimedError
 from runtimed.core.ids import SandboxId
 from runtimed.core.ports import Guest, MachineEnded, PauseSettled
-from runtimed.core.specs import Capacity, Forked, MachineSpec, Started, Stored
+from runtimed.core.specs import Capacity, CopiesStarted, MachineSpec, Started, Stored
 from runtimed.core.tasks import spawn
 from runtimed.sim.faults import Faults
 from runtimed.sim.guest import Script, SimGuest, echo_script
@@ -157,7 +157,7 @@ class SimNode:
 
     async def fork(
         self, sandbox_id: SandboxId, children: Sequence[MachineSpec], *, keep_as: str | None = None
-    ) -> Forked:
+    ) -> CopiesStarted:
         self._machine(sandbox_id)
         await self.faults.reach("fork")
         source = self._machine(sandbox_id)
@@ -169,7 +169,7 @@ class SimNode:
                 await self.faults.reach("fork child")
                 started.append(self._run(spec, captured.copy(), "fork"))
                 begun.append(spec.sandbox_id)
-            return Forked(started=tuple(started), kept=await self._keep(source, captured, keep_as))
+            return CopiesStarted(started=tuple(started), kept=await self._keep(source, captured, keep_as))
         except BaseException:
             for child in begun:
                 self._die(child)

@@ -85,8 +85,23 @@ class VmmDriver(Protocol):
         """Host pid of the machine's own process, for accounting; None when it is not running."""
 
 
+class BlankMaker(Protocol):
+    async def make(self, into: Path, shape: Shape, under: Template | None) -> Template:
+        """Make the folder `into` a base for `boot_disk`: no memory, and the disk of `under`, else that of the image.
+
+        What boots above it is kept, woken and copied like a clone: all memory that it has touched is its own.
+
+        Raises:
+            HostUnavailable, OSError: nothing of `into` may be used.
+        """
+
+
 class MemoryDriver(VmmDriver, Protocol):
     """A driver that can also keep a running machine's memory: for pause, wake, fork and snapshot."""
+
+    @property
+    def blanks(self) -> BlankMaker:
+        """Makes bases for machines that are no clones."""
 
     async def freeze(self, plan: MachinePlan) -> None:
         """Stop the vCPUs; what was written to the disk is in its file. Idempotent."""
@@ -112,12 +127,6 @@ class MemoryDriver(VmmDriver, Protocol):
 
         Raises:
             HostUnavailable: the host refused, or QEMU did not take the state.
-        """
-
-    async def blank(self, into: Path, shape: Shape, under: Template | None) -> Template:
-        """Make the folder `into` a base for `boot_disk`: no memory, and the disk of `under`, else that of the image.
-
-        What boots above it is kept, woken and copied like a clone: all memory that it has touched is its own.
         """
 
     async def boot_disk(self, plan: MachinePlan, template: Template, disk: Path | None) -> None:

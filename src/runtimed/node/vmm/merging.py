@@ -9,8 +9,9 @@ from pathlib import Path
 from runtimed.node.vmm import difference
 from runtimed.node.vmm.argv import DISK, MEMORY
 from runtimed.node.vmm.base import Template
+from runtimed.node.vmm.blank import EMPTY
 from runtimed.node.vmm.linking import link_or_copy
-from runtimed.node.vmm.qemu import EMPTY, PAGES, TABLE
+from runtimed.node.vmm.qemu import PAGES, TABLE
 
 COPY_BYTES = 4 << 20
 

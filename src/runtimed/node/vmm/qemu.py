@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtimed.core.errors import HostUnavailable, NoCapacity
-from runtimed.core.run import run
-from runtimed.core.specs import Shape
 from runtimed.node.vmm import argv, difference, journal
 from runtimed.node.vmm.argv import DEVICE_STATE, DISK, IGNORE_SHARED, MEMORY, Emulator, Start, qemu_argv
 from runtimed.node.vmm.base import Kept, MachinePlan, Template
+from runtimed.node.vmm.blank import EMPTY, Blanks, make_overlay
 from runtimed.node.vmm.launch import START_S, JailPolicy, Launched, Order, last_words, launch, places
-from runtimed.node.vmm.linking import link_or_copy
 from runtimed.node.vmm.processes import ProcessMark, end, mark, same
 from runtimed.node.vmm.qmp import monitor
 
@@ -26,8 +24,6 @@ KILL_S = 10.0
 """After SIGKILL a process leaves as soon as the kernel has freed its memory."""
 DISK_KEEP_FREE_BYTES = 512 << 20
 """A start is refused when it would leave less than this on the host's disk."""
-EMPTY = "empty.qcow2"
-"""In a template: an overlay without content, copied for each clone (a fork of qemu-img costs more than the restore)."""
 PAGES, TABLE = "pages", "pages.json"
 
 Prepare = Callable[[], Awaitable[None]]
@@ -52,6 +48,7 @@ class QemuDriver:
         self._policy = policy
         self._children: dict[str, Launched] = {}
         self._owner = mark(os.getpid())
+        self.blanks = Blanks(policy.qemu)
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     async def boot(self, plan: MachinePlan) -> None:
@@ -60,7 +57,7 @@ class QemuDriver:
         async def prepare() -> None:
             (plan.own / MEMORY).touch()
             os.truncate(plan.own / MEMORY, plan.shape.memory_mib << 20)
-            await self._make_overlay(plan.own / DISK, plan.shape)
+            await make_overlay(self._policy.qemu, plan.own / DISK, plan.shape)
 
         await self._begin(plan, _Beginning(start=Start.NEW, template=None, prepare=prepare))
 
@@ -90,20 +87,6 @@ class QemuDriver:
             await self.kill(plan.machine_id)
             raise
 
-    async def blank(self, into: Path, shape: Shape, under: Template | None) -> Template:
-        """A base without memory. See `MemoryDriver.blank`."""
-        into.mkdir(parents=True, mode=0o700)
-        (into / MEMORY).touch()
-        os.truncate(into / MEMORY, shape.memory_mib << 20)
-        (into / MEMORY).chmod(0o444)
-        if under is None:
-            await self._make_overlay(into / DISK, shape)
-            (into / DISK).chmod(0o444)
-        else:
-            await asyncio.to_thread(link_or_copy, under.directory / DISK, into / DISK)
-        await self._make_overlay(into / EMPTY, shape)
-        return Template(key=into.name, directory=into)
-
     async def save(self, plan: MachinePlan, into: Path) -> None:
         """Keep memory, device state and disk in `into`; the machine is gone afterwards. See `VmmDriver.save`."""
         inside = places(self._policy, plan, None, None)
@@ -120,7 +103,7 @@ class QemuDriver:
         into.mkdir(parents=True, exist_ok=True)
         for name in (MEMORY, DEVICE_STATE, DISK):
             _take(plan.own / name, into / name)
-        await self._make_overlay(into / EMPTY, plan.shape)
+        await make_overlay(self._policy.qemu, into / EMPTY, plan.shape)
         await self.kill(plan.machine_id)
 
     async def freeze(self, plan: MachinePlan) -> None:
@@ -284,13 +267,6 @@ class QemuDriver:
         if record is None or record.vmm is None or not same(record.vmm):
             raise HostUnavailable("the machine's process is gone")
         return record.vmm
-
-    async def _make_overlay(self, path: Path, shape: Shape) -> None:
-        """An empty qcow2 of the guest's size; what lies under it is said on QEMU's command line."""
-        img = self._policy.qemu.img_argv
-        made = await run([*img, "create", "-q", "-f", "qcow2", str(path), f"{shape.disk_mib}M"], within_s=30)
-        if made.code != 0:
-            raise HostUnavailable(f"qemu-img could not make a disk: {made.stderr.strip()}")
 
 
 def _take(source: Path, target: Path, *, mode: int = 0o444) -> None:
