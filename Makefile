@@ -1,5 +1,5 @@
 # One command each; every target first makes sure that what it needs is there.
-.PHONY: help setup demo test check lint bench clean
+.PHONY: help setup demo test check lint soak bench clean
 .DEFAULT_GOAL := help
 
 PYTHON := .venv/bin/python
@@ -10,6 +10,7 @@ help:
 	@echo "make demo    set everything up and watch two LlamaIndex agents use microVMs"
 	@echo "make test    every check and every test, real microVMs included"
 	@echo "make check   lint, types, generated files, import table, sizes (no microVM)"
+	@echo "make soak    the long tests at their whole lengths, about an hour"
 	@echo "make bench   measure, and write bench/out/latest.json"
 	@echo "make clean   stop the local service and remove what was made in this folder"
 
@@ -32,6 +33,10 @@ check: lint
 # The style tests are among them.
 test: lint
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup
+
+soak: setup
+	RUNTIME_TEST_SOAK=whole $(PYTHON) -m pytest -s tests/system/test_soak.py \
+		tests/system/test_money.py::test_killing_service_machines_and_guard_at_random_keeps_the_books
 
 bench: setup
 	$(PYTHON) -m bench

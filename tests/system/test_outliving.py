@@ -53,6 +53,14 @@ class Outliving:
         self.process.wait()
         self.client.close()
 
+    def end(self) -> None:
+        """The service, and its sandboxes with it."""
+        assert self.process is not None and self.client is not None
+        self.client.close()
+        self.process.send_signal(signal.SIGUSR1)
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=300)
+
     def create(self, **fields: object) -> Sandbox:
         assert self.client is not None
         sandbox = self.client.sandboxes.create(**fields)
@@ -81,10 +89,7 @@ def outliving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outliving]:
     try:
         yield service
     finally:
-        assert service.process is not None
-        service.process.send_signal(signal.SIGUSR1)
-        service.process.send_signal(signal.SIGTERM)
-        service.process.wait(timeout=120)
+        service.end()
     assert os.listdir(service.state / "machines") == [], service.said()
 
 
@@ -117,13 +122,17 @@ def until(what: str, probe: Callable[[], bool], within_s: float) -> None:
 
 
 def first_line(sandbox: Sandbox, process_id: str) -> str:
-    """Output comes in pieces of any size."""
+    return nth_line(sandbox, process_id, 0)
+
+
+def nth_line(sandbox: Sandbox, process_id: str, number: int) -> str:
+    """Line `number` of what a process has printed, once it is there: output comes in pieces of any size."""
     text = ""
-    for event in sandbox.process(process_id).output(0, timeout_seconds=30):
+    for event in sandbox.process(process_id).output(0, timeout_seconds=60):
         text += event.get("data", "")
-        if "\n" in text:
-            break
-    return text.partition("\n")[0]
+        if text.count("\n") > number:
+            return text.splitlines()[number]
+    pytest.fail(f"line {number} was not printed: {text!r}")
 
 
 def newest(sandbox: Sandbox, process_id: str) -> int:

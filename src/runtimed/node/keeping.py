@@ -57,6 +57,14 @@ class Keeper:
             raise Unavailable("this host's machines cannot be paused, forked or kept")
         return self._parts.memory
 
+    async def hold(self, held: Held) -> None:
+        """Nothing of a user runs from here on until the machine, or a copy of it, has its identity and the time."""
+        try:
+            if not await held.guest.hold():
+                _log.info("sandbox %s has programs that do not stop; it is captured as it is", held.spec.sandbox_id)
+        except (RuntimedError, OSError) as failure:
+            _log.warning("sandbox %s is captured without being held: %s", held.spec.sandbox_id, failure)
+
     async def freeze(self, held: Held) -> None:
         """Stop the vCPUs and end what reads along; the readers have their cursors."""
         await self.driver.freeze(held.plan)
@@ -236,6 +244,8 @@ class Keeper:
     async def _capture(self, held: Held, folder: Path, mode: Literal["memory", "disk"]) -> KeptRecord:
         """Stop the source, freeze its disk as a layer, write what it owns of memory, let it go on."""
         layer = self._room.new_layer()
+        if mode == "memory":
+            await self.hold(held)
         await self.driver.freeze(held.plan)
         try:
             if mode == "memory":

@@ -157,6 +157,7 @@ class Starter:
             env=dict(spec.env) if spec.env or new else None,
             user=spec.user,
             ca_pem=self._parts.way_out.ca_pem if self._parts.way_out else None,
+            copy=new,
         )
 
     async def _restored(self, image: ImageFiles, spec: MachineSpec, template: Template) -> Ready:
