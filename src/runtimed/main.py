@@ -317,6 +317,7 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
     _log.info("stopping: %d sandboxes go on until their leases end", going_on)
     server.should_exit = True
     await serving
+    await asyncio.wait(reconciling)
 
 
 async def _warm(app: ASGIApp) -> None:

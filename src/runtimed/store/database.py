@@ -15,6 +15,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 BUSY_TIMEOUT_MS = 5000
 """How long a writer waits for the operator's command line, which writes to the same file."""
+LEFT_WITHIN_S = 10.0
+"""A close waits this long for whoever still uses a connection, cancelled ones included."""
 
 
 class Database:
@@ -23,20 +25,40 @@ class Database:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._writing = asyncio.Lock()
+        self._users = 0
+        self._left = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        async with self._engine.connect() as connection:
+        async with self._used(), self._engine.connect() as connection:
             yield connection
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
         """One transaction: committed at the end, rolled back when the block raises."""
-        async with self._writing, self._engine.begin() as connection:
+        async with self._writing, self._used(), self._engine.begin() as connection:
             yield connection
 
     async def close(self) -> None:
+        """Wait for those who use a connection, and close all.
+
+        Whoever was cancelled still rolls back; without a wait that would end after the event loop is closed, and fail.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEFT_WITHIN_S):
+                while self._users:
+                    self._left.clear()
+                    await self._left.wait()
         await self._engine.dispose()
+
+    @contextlib.asynccontextmanager
+    async def _used(self) -> AsyncIterator[None]:
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self._left.set()
 
 
 def sqlite_url(path: Path) -> str:
