@@ -15,6 +15,7 @@ import typer
 from runtimed import settings as settings_module
 from runtimed.core.errors import RuntimedError
 from runtimed.core.money import format_usd
+from runtimed.core.wording import program
 from runtimed.settings import CommandError, Settings, SettingsError
 
 admin_app = typer.Typer(no_args_is_help=True, help="What only the operator may do.")
@@ -308,5 +309,5 @@ def _say_json(value: object) -> None:
 
 
 def _fail(sentence: str) -> NoReturn:
-    sys.stderr.write(f"runtimed: {sentence}\n")
+    sys.stderr.write(f"{program()}: {sentence}\n")
     raise typer.Exit(1)

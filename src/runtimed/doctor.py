@@ -16,6 +16,7 @@ from typing import Literal
 
 from runtimed.core.limits import MEMORY_DEFAULT_MIB
 from runtimed.core.run import run
+from runtimed.core.wording import counted
 from runtimed.images.cache import Cache
 from runtimed.images.qemu import find_host_qemu
 from runtimed.images.run import HostRunner
@@ -178,7 +179,7 @@ def _left_over(settings: Settings, fix: bool) -> list[Finding]:
     how = "ended" if fix else "runtime doctor --fix ends it"
     found = [Finding(name="left over", verdict=verdict, line=f"{thing.line}: {how}") for thing in things]
     if count := waiting(machines_dir(settings.state_dir)):
-        line = f"{count} sandboxes go on without a service: runtime server start finds them, their leases end them"
+        line = f"{counted(count, 'sandbox')} without a service: runtime server start finds them, their leases end them"
         found.append(Finding(name="sandboxes", verdict="note", line=line))
     return found or [Finding(name="left over", verdict="ok", line="nothing")]
 

@@ -183,6 +183,10 @@ def serve(settings: Settings) -> int:
         hint = f" {error.hint}" if error.hint else ""
         sys.stderr.write(f"runtimed: {error.message}{hint}\n")
         return 1
+    except Exception as error:  # noqa: BLE001 - the last boundary: whoever waits for the service reads the last line
+        _log.exception("the service ended by a fault of its own")
+        sys.stderr.write(f"runtimed: a fault of its own ended the service ({type(error).__name__}: {error})\n")
+        return 1
     return 0
 
 

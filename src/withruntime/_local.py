@@ -32,6 +32,10 @@ START_MAX_S = 3600.0
 STOP_MAX_S = 60.0
 _POLL_S = 0.05
 _LOG_TAIL_BYTES = 4000
+_SAYS = "runtimed: "
+"""Begins the sentence with which the service says why it cannot serve."""
+_LAST_LINES = 5
+"""The sentence is among the last lines; further up it may be that of an earlier start."""
 _SERVER_PACKAGES = ("runtimed", "fastapi", "uvicorn", "sqlalchemy")
 """What the extra `server` brings, as far as it takes to know that it is there."""
 
@@ -217,10 +221,11 @@ class _Waiter:
             if service is not None and answers(service.url):
                 return service
             if ended:
+                code = None if child is None else child.returncode
                 raise ServiceUnavailableError(
-                    f"The local service ended while it was starting. {_last_words(self.state)}",
+                    f"The local service could not start: {why_it_ended(self.state, code)}",
                     code="start_failed",
-                    hint=f"See {self.state / 'service.log'}; `runtime doctor` says what this machine can do.",
+                    hint=f"Its log is {self.state / 'service.log'}; `runtime doctor` says what this machine can do.",
                 )
             self.pause()
 
@@ -302,12 +307,17 @@ def _locked(waiter: _Waiter) -> Iterator[None]:
         os.close(handle)
 
 
-def _last_words(state: Path) -> str:
-    """The end of the log: where a service that failed says why."""
+def why_it_ended(state: Path, code: int | None) -> str:
+    """Why a service that ended before it answered did so, in one sentence: its own, where it said one."""
+    if code is not None and code < 0:
+        return f"it was ended by {signal.Signals(-code).name}."
     try:
         with (state / "service.log").open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-            lines = log.read().decode("utf-8", "replace").strip().splitlines()
+            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
     except OSError:
-        return ""
-    return lines[-1].strip() if lines else ""
+        lines = []
+    said = [line.removeprefix(_SAYS) for line in lines[-_LAST_LINES:] if line.startswith(_SAYS)]
+    if said:
+        return said[-1]
+    return f"it has a fault ({lines[-1]})." if lines else "it ended without a word."

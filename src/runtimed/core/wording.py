@@ -1,6 +1,13 @@
-"""Words a count the way people say it; it decides nothing else about a sentence."""
+"""Words what every sentence for people needs: a count with its noun, and the name of the command that speaks."""
 
 from __future__ import annotations
+
+import os
+
+
+def program() -> str:
+    """The command that the operator has typed: `runtime` passes some of its own on to `runtimed`."""
+    return os.environ.get("RUNTIME_PROGRAM") or "runtimed"
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:

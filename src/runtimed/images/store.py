@@ -135,7 +135,7 @@ class ImageStore:
         """
         info = self.find(name_or_id)
         if info is None or not self._cache.remove(_IMAGES, info.image_id):
-            raise ImageNotFound(f"There is no built image {name_or_id!r}; `runtimed image ls` lists them.")
+            raise ImageNotFound(f"There is no built image {name_or_id!r}; `runtime image ls` lists them.")
         return info
 
     def current(self) -> set[tuple[str, str]]:

@@ -56,7 +56,7 @@ def doctor(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASSED_ON)
 def image(context: typer.Context) -> None:
-    """Build, list and remove images: build, ls, rm.
+    """Build, list and remove images: build, ls, rm, prune.
 
     Example: runtime image build
     """
@@ -76,6 +76,7 @@ def _pass_on(command: str, arguments: list[str]) -> None:
     """Become the service's program: its output, its exit code and its signals are then the caller's own."""
     sys.stdout.flush()
     try:
-        os.execv(sys.executable, [sys.executable, "-m", "runtimed", command, *arguments])
+        line = [sys.executable, "-m", "runtimed", command, *arguments]
+        os.execve(sys.executable, line, {**os.environ, "RUNTIME_PROGRAM": "runtime"})
     except OSError as error:
         fail(f"The service's program could not be started: {error.strerror}.")

@@ -143,15 +143,15 @@ def no_room(error: RuntimeError, wait_s: float) -> None:
 
 
 async def find_sandbox(client: AsyncRuntime, reference: str) -> AsyncSandbox:
-    """A sandbox by id, else the one that holds the name: it runs, or may run again."""
+    """A sandbox by id, else the one that holds the name: it runs, or may run again. Else the last that had it."""
     try:
         return await client.sandboxes.get(reference)
     except NotFoundError:
         named = [one async for one in await client.sandboxes.list(name=reference, include_stopped=True)]
         holding = [one for one in named if one.state != "stopped" or one.info.get("diskKept")]
-        if not holding:
+        if not named:
             raise
-        return holding[-1]
+        return (holding or named)[-1]
 
 
 def key_values(given: Sequence[str] | None, *, what: str) -> dict[str, str]:

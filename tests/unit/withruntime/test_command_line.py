@@ -237,7 +237,7 @@ def test_a_list_is_a_table_that_a_terminal_can_trust(service: ScriptedServer):
 
     assert lines[0].split() == ["ID", "NAME", "STATE", "VCPU", "MEMORYMIB", "IMAGE", "CREATEDAT", "ENDSAT"]
     assert lines[1].split()[:3] == ["a", "x?[31m?y", "running"]
-    assert service.requests[-1].query == {"label": ["job:42"]}
+    assert service.requests[0].query == {"label": ["job:42"]}
 
 
 def test_create_stop_extend_and_rm_say_what_they_did(service: ScriptedServer):
@@ -327,11 +327,11 @@ def test_every_command_explains_itself_with_an_example():
 def test_what_the_service_s_own_program_does_is_passed_on_to_it(
     command: str, monkeypatch: pytest.MonkeyPatch, service: ScriptedServer
 ):
-    became: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda _program, words: became.append(words))
+    became: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(os, "execve", lambda _program, words, env: became.append((words, env["RUNTIME_PROGRAM"])))
     CliRunner().invoke(app, [command, "ls", "--fix", "--help"])
 
-    assert became == [[sys.executable, "-m", "runtimed", command, "ls", "--fix", "--help"]]
+    assert became == [([sys.executable, "-m", "runtimed", command, "ls", "--fix", "--help"], "runtime")]
 
 
 def test_ctrl_c_while_the_program_is_still_loading_prints_no_traceback():
@@ -346,3 +346,33 @@ def test_ctrl_c_while_the_program_is_still_loading_prints_no_traceback():
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, timeout=60)
 
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+@pytest.mark.parametrize(("ended", "told"), [(1, "1 ended one is hidden"), (3, "3 ended ones are hidden"), (0, "")])
+def test_a_list_says_how_many_ended_ones_it_does_not_show(service: ScriptedServer, ended: int, told: str):
+    def listed(request: Request) -> Reply:
+        stopped = [{"id": f"s{number}", "state": "stopped"} for number in range(ended)]
+        shown = stopped if "includeStopped" in request.query else [{"id": "a", "state": "running"}]
+        return answer({"data": shown, "nextCursor": None})
+
+    service.on("GET", "/v1/sandboxes", listed)
+    done = runtime("sandbox", "ls")
+
+    assert done.stdout.split()[8:10] == [b"a", b"-"]
+    assert done.stderr.decode() == (f"runtime: {told}: --all shows them\n" if told else "")
+    assert runtime("sandbox", "ls", "--all").stderr == b""
+    assert runtime("sandbox", "ls", "--json").stderr == b""
+
+
+@pytest.mark.parametrize("words", [["admin"], ["admin", "key"], ["image"], ["image", "prune"], ["doctor"]])
+def test_what_is_passed_on_to_the_service_s_program_shows_the_command_that_was_typed(words: list[str]):
+    told = runtime(*words, "--help").stdout.decode()
+
+    assert f"Usage: runtime {' '.join(words)}" in told
+    assert "runtimed" not in told
+
+
+def test_an_error_of_what_is_passed_on_is_of_the_command_that_was_typed(tmp_path: Path):
+    done = runtime("admin", "key", "limit", "one", "--state-dir", str(tmp_path))
+
+    assert (done.returncode, done.stderr) == (1, b"runtime: give an amount, or --none to lift the limit\n")

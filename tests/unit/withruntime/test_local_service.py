@@ -26,7 +26,11 @@ lock.flush()
 with (state / "starts").open("a") as starts:
     starts.write("x")
 if mode == "fail":
-    sys.exit("there is no QEMU on this machine; install qemu-system-x86")
+    sys.exit("runtimed: there is no QEMU on this machine; install qemu-system-x86")
+if mode == "killed":
+    os.kill(os.getpid(), 9)
+if mode == "broken":
+    raise ZeroDivisionError("no reason that anybody thought of")
 (state / "progress").write_text("building the image\n")
 while mode == "slow" and not (state / "go").exists():
     time.sleep(0.01)
@@ -145,6 +149,28 @@ def test_a_start_that_fails_says_why_in_one_sentence(state: Path, monkeypatch: p
         _local.ensure(env())
 
     assert "service.log" in (failed.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("fail", "there is no QEMU on this machine; install qemu-system-x86"),
+        ("killed", "it was ended by SIGKILL."),
+        ("broken", "it has a fault (ZeroDivisionError: no reason that anybody thought of)."),
+    ],
+)
+def test_however_a_start_fails_the_reason_and_the_log_are_told(
+    state: Path, monkeypatch: pytest.MonkeyPatch, mode: str, told: str
+):
+    monkeypatch.setenv("STAND_IN", mode)
+    state.mkdir(exist_ok=True)
+    (state / "service.log").write_text("runtimed: what an earlier start said\n" + "line\n" * 5)
+
+    with pytest.raises(ServiceUnavailableError) as failed:
+        _local.ensure(env())
+
+    assert failed.value.message == f"The local service could not start: {told}"
+    assert str(state / "service.log") in str(failed.value.hint)
 
 
 def test_a_slow_start_tells_how_it_goes(state: Path, monkeypatch: pytest.MonkeyPatch):

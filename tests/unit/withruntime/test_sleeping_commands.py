@@ -98,3 +98,11 @@ def test_a_stopped_sandbox_that_holds_its_name_is_found_by_it(service: ScriptedS
     service.on("POST", "/v1/sandboxes/a:restart", answer({**holder, "state": "running"}))
 
     assert ran("sandbox", "restart", "box") == "a"
+
+
+def test_after_a_stop_the_last_that_had_the_name_is_removed_by_it(service: ScriptedServer):
+    ended = [{"id": name, "name": "box", "state": "stopped", "diskKept": False} for name in ("older", "a")]
+    service.on("GET", "/v1/sandboxes", answer({"data": ended, "nextCursor": None}))
+
+    assert ran("sandbox", "rm", "box") == "a"
+    assert len(service.sent("DELETE", "/v1/sandboxes/a")) == 1
