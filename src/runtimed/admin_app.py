@@ -115,13 +115,17 @@ def key_create(  # noqa: PLR0913 - one parameter for each flag
 ) -> None:
     """Make a key and show it, this once.
 
-    Example: runtime admin key create ci --own-only --daily-limit 5
+    It reaches only what it made itself, unless it is --account-wide; a --read-only key sees all of the account
+    unless it is --own-only.
+
+    Example: runtime admin key create ci --daily-limit 5
     """
     from runtimed.admin_work import KeyWish, with_operator
 
     if own_only and account_wide:
         _fail("--own-only and --account-wide exclude each other")
-    wish = KeyWish(name=name, account=account, read_only=read_only, own_only=own_only, day_limit_usd=daily_limit)
+    wide = account_wide or (read_only and not own_only)
+    wish = KeyWish(name=name, account=account, read_only=read_only, account_wide=wide, day_limit_usd=daily_limit)
     with told_plainly():
         shown = with_operator(_settings(config, state_dir), lambda op: op.create_key(wish))
     _tell(shown, str(shown["key"]), as_json)

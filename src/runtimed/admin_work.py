@@ -44,7 +44,8 @@ class KeyWish:
     account: str | None = None
     """Id or name; None is the first account."""
     read_only: bool = False
-    own_only: bool = False
+    account_wide: bool = False
+    """It reaches all of its account; else only what it made itself."""
     day_limit_usd: str | None = None
 
 
@@ -94,7 +95,7 @@ class Operator:
             account_id,
             name=wish.name,
             kind="read_only" if wish.read_only else "full",
-            account_wide=not wish.own_only,
+            account_wide=wish.account_wide,
         )
         async with self._books.open(account_id) as books:
             await books.set_day_limit(made.id, day_limit)

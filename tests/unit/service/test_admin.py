@@ -104,6 +104,14 @@ def test_a_key_is_shown_once_with_its_limit_and_can_be_limited_and_revoked(admin
     assert admin("key", "ls")["data"][0]["revokedAt"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "wide"),
+    [([], False), (["--own-only"], False), (["--account-wide"], True), (["--read-only"], True)],
+)
+def test_a_key_reaches_what_it_made_unless_it_is_account_wide(admin: Admin, flags: list[str], wide: bool) -> None:
+    assert admin("key", "create", "ci", *flags)["accountWide"] is wide
+
+
 def test_every_change_of_the_operator_is_in_the_chain(tmp_path: Path, admin: Admin, plain: Admin) -> None:
     account = admin("account", "create", "research")["id"]
     key = admin("key", "create", "ci", "--account", "research")
