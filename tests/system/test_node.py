@@ -12,12 +12,14 @@ import pytest
 from runtimed.core.boot import ImageFiles, QemuInstall
 from runtimed.core.clock import SystemClock
 from runtimed.core.commands import Command
-from runtimed.core.errors import ImageNotFound, Interrupted
+from runtimed.core.errors import ImageNotFound, Interrupted, NoCapacity
 from runtimed.core.ids import ProcessId, SandboxId, new_id
 from runtimed.core.specs import MachineSpec, Shape, SpareOrder, Stored
 from runtimed.core.wait import wait_for
 from runtimed.node.build import NodePlan, make_node
 from runtimed.node.node import LocalNode, NodeLimits
+from runtimed.node.vmm import space
+from runtimed.node.vmm.chains import LAYERS_MAX
 
 pytestmark = pytest.mark.system
 
@@ -279,3 +281,46 @@ async def test_spares_of_several_shapes_are_handed_out_and_give_their_memory_bac
     finally:
         await node.close()
     assert list((tmp_path / "state" / "machines").iterdir()) == []
+
+
+async def test_a_machine_that_is_kept_often_has_a_short_chain_of_disks_and_loses_nothing(
+    node: LocalNode, tmp_path: Path
+) -> None:
+    source = spec()
+    await node.start(source)
+    cold = "sync; echo 3 | sudo -n tee /proc/sys/vm/drop_caches; sha256sum -c /dev/shm/sums --quiet"
+    kept = [f"kept{number}" for number in range(LAYERS_MAX + 3)]
+    for name in kept:
+        await said(
+            node, source, f"head -c 100000 /dev/urandom > /workspace/{name}; sha256sum /workspace/* > /dev/shm/sums"
+        )
+        await node.snapshot(source.sandbox_id, name, "memory")
+    for name in kept[1:-1]:
+        await node.forget_snapshot(name)
+
+    assert len(list((tmp_path / "state" / "layers").iterdir())) <= LAYERS_MAX
+    assert await said(node, source, cold) == "3"
+    await paused(node, source)
+    await node.wake(source)
+    assert await said(node, source, "sha256sum -c /dev/shm/sums --quiet; ls /workspace | wc -l") == str(len(kept))
+    first, last = spec(snapshot_id=kept[0]), spec(snapshot_id=kept[-1])
+    for copy, files in ((first, 1), (last, len(kept))):
+        await node.start(copy)
+        assert await said(node, copy, "sha256sum -c /dev/shm/sums --quiet; ls /workspace | wc -l") == str(files)
+
+
+async def test_a_pause_that_the_disk_has_no_room_for_is_refused_before_anything_stands_still(
+    node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = spec()
+    await node.start(sandbox)
+    channel = node._held[sandbox.sandbox_id].channel
+    monkeypatch.setattr(space, "DISK_KEEP_FREE_BYTES", 1 << 60)
+
+    with pytest.raises(NoCapacity, match="are needed"):
+        await node.pause(sandbox.sandbox_id)
+
+    assert not channel.closed.done()
+    assert await said(node, sandbox, "echo works") == "works"
+    monkeypatch.undo()
+    assert (await paused(node, sandbox)).mode == "memory"

@@ -27,7 +27,9 @@ from runtimed.node.parts import Held, NodeParts, Ready, Steps
 from runtimed.node.starting import ANSWER_S, BOOT_S, How, Starter, started
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.base import Kept, MachinePlan, MemoryDriver, Template
+from runtimed.node.vmm.chains import LAYERS_MAX, flatten
 from runtimed.node.vmm.merging import merged_base
+from runtimed.node.vmm.space import check_room_for_memory
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,12 @@ class Keeper:
                 _log.info("sandbox %s has programs that do not stop; it is captured as it is", held.spec.sandbox_id)
         except (RuntimedError, OSError) as failure:
             _log.warning("sandbox %s is captured without being held: %s", held.spec.sandbox_id, failure)
+
+    async def check_space(self, held: Held) -> None:
+        """Before anything stands still. Raises NoCapacity where the host's disk has no room for the memory."""
+        pid = self.driver.vmm_pid(held.plan.machine_id)
+        if pid is not None:
+            await asyncio.to_thread(check_room_for_memory, self._parts.machines, pid, held.template)
 
     async def freeze(self, held: Held) -> None:
         """Stop the vCPUs and end what reads along; the readers have their cursors."""
@@ -243,6 +251,7 @@ class Keeper:
 
     async def _capture(self, held: Held, folder: Path, mode: Literal["memory", "disk"]) -> KeptRecord:
         """Stop the source, freeze its disk as a layer, write what it owns of memory, let it go on."""
+        await self._shorten(held)
         layer = self._room.new_layer()
         if mode == "memory":
             await self.hold(held)
@@ -251,7 +260,7 @@ class Keeper:
             if mode == "memory":
                 await self.driver.keep(held.plan, held.template, folder)
             await self.driver.split_disk(held.plan, layer)
-            self._add_layer(held, layer)
+            self._below(held, (*held.plan.layers, layer))
         finally:
             await asyncio.shield(self.driver.thaw(held.plan))
         try:
@@ -261,8 +270,20 @@ class Keeper:
             _log.warning("the clock of sandbox %s was not set after a copy: %s", held.spec.sandbox_id, failure)
         return self._record(held, mode)
 
-    def _add_layer(self, held: Held, layer: Path) -> None:
-        held.plan = replace(held.plan, layers=(*held.plan.layers, layer))
+    async def _shorten(self, held: Held) -> None:
+        """A machine that was often copied starts no slower for it: its layers become its own disk again."""
+        if len(held.plan.layers) < LAYERS_MAX:
+            return
+        try:
+            await flatten(held.plan)
+        except (RuntimedError, OSError, TimeoutError) as failure:
+            _log.warning("the disks below sandbox %s are as many as before: %s", held.spec.sandbox_id, failure)
+            return
+        self._below(held, ())
+
+    def _below(self, held: Held, layers: tuple[Path, ...]) -> None:
+        """Note what lies below its disk from now on."""
+        held.plan = replace(held.plan, layers=layers)
         record = journal.read(held.plan.directory)
         if record is not None:
             journal.write(replace(record, plan=held.plan))

@@ -139,6 +139,7 @@ class LocalNode:
         async with held.lock:
             if held.writing is not None:
                 return
+            await self._keeper.check_space(held)
             await self._keeper.hold(held)
             await self._keeper.freeze(held)
             if held.watch is not None:

@@ -10,20 +10,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtimed.core.errors import HostUnavailable, NoCapacity
+from runtimed.core.errors import HostUnavailable
 from runtimed.node.vmm import argv, difference, journal
 from runtimed.node.vmm.argv import DEVICE_STATE, DISK, IGNORE_SHARED, MEMORY, Emulator, Start, qemu_argv
 from runtimed.node.vmm.base import Kept, MachinePlan, Template
 from runtimed.node.vmm.blank import EMPTY, Blanks, make_overlay
+from runtimed.node.vmm.chains import active_node
 from runtimed.node.vmm.launch import START_S, JailPolicy, Launched, Order, last_words, launch, places
 from runtimed.node.vmm.processes import ProcessMark, end, mark, same
 from runtimed.node.vmm.qmp import monitor
+from runtimed.node.vmm.space import check_room
 
 SAVE_S = 120.0
 KILL_S = 10.0
 """After SIGKILL a process leaves as soon as the kernel has freed its memory."""
-DISK_KEEP_FREE_BYTES = 512 << 20
-"""A start is refused when it would leave less than this on the host's disk."""
 PAGES, TABLE = "pages", "pages.json"
 
 Prepare = Callable[[], Awaitable[None]]
@@ -121,7 +121,7 @@ class QemuDriver:
         pid = self._vmm(plan.machine_id).pid
         memory = difference.spans(pid, (template.directory / MEMORY).stat().st_ino)
         runs = await asyncio.to_thread(difference.owned, pid, memory)
-        self._check_room(sum(run.length for run in runs))
+        check_room(self._root, sum(run.length for run in runs))
         into.mkdir(parents=True, exist_ok=True)
         inside = places(self._policy, plan, template, None)
         async with asyncio.timeout(SAVE_S), monitor(plan.own) as qmp:
@@ -134,7 +134,7 @@ class QemuDriver:
         """Freeze the disk as a layer. See `MemoryDriver.split_disk`."""
         inside = places(self._policy, plan, None, None)
         async with monitor(plan.own) as qmp:
-            node, old = _active_node(await qmp.execute("query-block")), _own_disk(plan)
+            node, old = active_node(await qmp.execute("query-block")), _own_disk(plan)
             number = int(node.removeprefix("disk")) + 1
             fresh = f"disk{number}.qcow2"
             await qmp.execute(
@@ -209,7 +209,7 @@ class QemuDriver:
     async def _begin(self, plan: MachinePlan, beginning: _Beginning) -> None:
         if plan.machine_id in await self.list():
             return
-        self._check_room(0)
+        check_room(self._root, 0)
         template, kept = beginning.template, beginning.kept
         try:
             plan.own.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -231,16 +231,6 @@ class QemuDriver:
             if isinstance(failure, OSError):
                 raise HostUnavailable(f"the machine could not be started: {failure.strerror}") from failure
             raise
-
-    def _check_room(self, bytes_more: int) -> None:
-        free = shutil.disk_usage(self._root).free
-        if free - bytes_more < DISK_KEEP_FREE_BYTES:
-            raise NoCapacity(
-                f"{free >> 20} MiB are free on the host's disk: {bytes_more >> 20} MiB are needed and "
-                f"{DISK_KEEP_FREE_BYTES >> 20} MiB must stay free",
-                hint="Free disk space on the host, or move the state folder with RUNTIME_STATE_DIR.",
-                retry_after_ms=5000,
-            )
 
     def _disk_of(self, plan: MachinePlan, template: Template, disk: Path | None) -> Prepare:
         async def prepare() -> None:
@@ -289,15 +279,6 @@ def _put_back(pid: int, template: Template | None, kept: Kept | None) -> None:
         return
     memory = difference.spans(pid, (template.directory / MEMORY).stat().st_ino)
     difference.copy_from_file(pid, memory, difference.read_table(kept.directory / TABLE), kept.directory / PAGES)
-
-
-def _active_node(blocks: object) -> str:
-    """The block node that the guest writes to, from `query-block`."""
-    for block in blocks if isinstance(blocks, list) else []:
-        inserted = block.get("inserted") or {}
-        if str(inserted.get("node-name", "")).startswith("disk"):
-            return str(inserted["node-name"])
-    raise HostUnavailable("QEMU does not know the machine's disk any more")
 
 
 def _own_disk(plan: MachinePlan) -> Path:
