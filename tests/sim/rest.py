@@ -30,6 +30,7 @@ def _moving(rig: Rig) -> Iterable[bool]:
         tasks = (life.pausing, life.waking, life.ending)
         yield life.turn.locked() or life.lock.locked() or life.record.state not in AT_REST
         yield life.unsaved or life.record.deleted_at_s is not None
+        yield life.record.state is State.PAUSED and not life.record.stored_bytes
         yield any(task is not None and not task.done() for task in tasks)
 
 

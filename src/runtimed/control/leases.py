@@ -56,6 +56,8 @@ class Leases:
             elif record.kept_until_s is not None and record.kept_until_s <= now_s:
                 _log.info("sandbox %s was kept for %d days", record.id, record.retention_days)
                 self.lives.end(life, StopReason.PAUSED_EXPIRED)
+            else:
+                self.sleep.note_again(life)
 
     async def _save(self, life: Life) -> None:
         """What the store did not take when it happened."""

@@ -142,14 +142,20 @@ class Sleep:
         if (life := self._lives.get(sandbox_id)) is not None:
             spawn(told(self._settled(life, stored, why)), name=f"settle the pause of {sandbox_id}")
 
+    def note_again(self, life: Life) -> None:
+        """A pause was written, and that could not be noted when it was told. Idempotent."""
+        unnoted = life.record.state is State.PAUSED and not life.record.stored_bytes and not life.turn.locked()
+        if unnoted and (stored := self._node.stored(life.record.id)) is not None:
+            spawn(told(self._settled(life, stored, "")), name=f"settle the pause of {life.record.id} again")
+
     async def _settled(self, life: Life, stored: Stored | None, why: str) -> None:
         async with self._lives.turn(life):
             if life.record.state is not State.PAUSED:
                 return  # woken meanwhile
             if stored is not None:
                 owned_bytes = stored.memory_bytes + stored.disk_bytes
-                await self._lives.change(life, stored_bytes=owned_bytes)
                 await self._till.paused(life.record, owned_bytes)
+                await self._lives.change(life, stored_bytes=owned_bytes)  # last: until then it is noted again
                 return
             try:
                 self._node.guest(life.record.id)

@@ -222,13 +222,15 @@ class Snapshots:
         await self.finish(snapshot, stored)
 
     async def _failed(self, snapshot: SnapshotRecord, why: str) -> None:
-        _log.warning("snapshot %s could not be made: %s", snapshot.id, why)
-        try:
-            await self._node.forget_snapshot(snapshot.id)
-        except RuntimedError as failure:
-            _log.warning("what is left of snapshot %s could not be removed: %s", snapshot.id, failure)
         async with self._locks[snapshot.id]:
             now = await self._store.get(snapshot.id)
+            if now is not None and now.state == "ready":
+                return  # it was written down, and only the word of that was lost
+            _log.warning("snapshot %s could not be made: %s", snapshot.id, why)
+            try:
+                await self._node.forget_snapshot(snapshot.id)
+            except RuntimedError as failure:
+                _log.warning("what is left of snapshot %s could not be removed: %s", snapshot.id, failure)
             if now is not None and now.state == "capturing":
                 await self._store.save(replace(now, state="failed", error=why[:1000]))
 

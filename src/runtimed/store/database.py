@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, ExceptionContext, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -70,6 +70,7 @@ async def open_database(url: str) -> Database:
     engine = create_async_engine(url)
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "handle_error", _keep_when_cancelled)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(_migrate)
@@ -89,6 +90,16 @@ def _prepare_sqlite(connection: object, _entry: ConnectionPoolEntry) -> None:
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _keep_when_cancelled(failed: ExceptionContext) -> None:
+    """A wait that was cancelled is no lost connection: roll back and use it again, instead of closing it at once.
+
+    A statement that is not read to its end keeps a closed connection, and the lock on the file, for as long as the
+    cancellation has a traceback. Whoever tidies up after it would wait for itself.
+    """
+    if isinstance(failed.original_exception, asyncio.CancelledError):
+        failed.is_disconnect = False
 
 
 def _migrate(connection: Connection) -> None:
