@@ -30,7 +30,7 @@ def listed(settings: Settings) -> list[dict[str, object]]:
 def remove(settings: Settings, name: str) -> str:
     """Raises ImageNotFound, and CommandError while a service of this state folder runs."""
     service = StateFolder(settings.state_dir).running_service()
-    if service is not None:
+    if service is not None and ImageStore(settings.cache_dir).find(name) is not None:
         raise CommandError(f"a service runs (pid {service['pid']}) and may use the image; stop it first")
     return ImageStore(settings.cache_dir).remove(name).image_id
 

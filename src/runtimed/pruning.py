@@ -77,7 +77,7 @@ def register(settings: Settings) -> None:
             (users / hashlib.sha256(str(state).encode()).hexdigest()[:32]).write_text(str(state))
     except OSError as error:
         raise CommandError(
-            f"the cache folder {settings.cache_dir} cannot be written ({error.strerror}): set RUNTIME_CACHE_DIR to another"
+            f"the cache folder {settings.cache_dir} cannot be written ({error.strerror}); set RUNTIME_CACHE_DIR"
         ) from error
 
 

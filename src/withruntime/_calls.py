@@ -275,9 +275,7 @@ def whole_text(text: str, what: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{what} holds half a character (a lone surrogate), which cannot be sent: {text!a:.80}"
-        ) from error
+        raise ValueError(f"{what} is not UTF-8 text, it holds a lone surrogate: {text!a:.80}") from error
     return text
 
 

@@ -131,7 +131,7 @@ class Authenticate:
         self._known.pop(key, None)
         caller = await self._accounts.recognise(key)
         if caller is None:
-            raise Unauthorized("this API key is unknown or revoked", hint="`runtime admin key create NAME` makes a new one")
+            raise Unauthorized("this API key is unknown or revoked", hint="runtime admin key create makes a new one")
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
         self._known[key] = _Known(caller, self._clock.monotonic_s() + KNOWN_FOR_S)

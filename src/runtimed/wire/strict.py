@@ -21,7 +21,7 @@ class Strict(BaseModel):
     def _whole_characters(cls, sent: object) -> object:
         """JSON can escape half a character, which no file name, no command and no database can hold."""
         if (where := _half_character(sent)) is not None:
-            raise ValueError(f"{where or 'body'}: holds half a character (a lone surrogate), which is no text")
+            raise ValueError(f"{where or 'body'}: is not UTF-8 text: it holds a lone surrogate")
         return sent
 
 

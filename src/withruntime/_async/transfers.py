@@ -1,6 +1,7 @@
 """Moves large files and whole folders between this machine and a sandbox, in checked parts."""
 
 import contextlib
+import errno
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -132,6 +133,8 @@ class AsyncTransfers:
     async def _download_file(self, remote_path: str, local: Path) -> None:
         if local.is_dir():
             raise IsADirectoryError(f"{local} is a directory: name the file in it")
+        if not local.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(local.parent))
         partial = local.with_name(f".{local.name[:200]}.{new_key()}.partial")
         try:
             with partial.open("xb") as out:

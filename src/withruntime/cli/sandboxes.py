@@ -1,6 +1,5 @@
 """The commands that make, show and end sandboxes."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -221,7 +220,7 @@ def list_(
     terminal.run(work)
 
 
-async def _tell_hidden(client: AsyncRuntime, labels: Mapping[str, str]) -> None:
+async def _tell_hidden(client: AsyncRuntime, labels: dict[str, str]) -> None:
     """Say on stderr that there are more, so that nobody looks for one that is only not shown."""
     hidden = 0
     async for _ in await client.sandboxes.list(state=["stopped"], include_stopped=True, labels=labels):

@@ -27,6 +27,19 @@ EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 _SIGNALS_UNTIL_FORCED = 3
 _PATIENCE_S = 2.0
 
+_FLAGS = {
+    "timeoutSeconds": "--lease",
+    "onLeaseEnd": "--at-end",
+    "idlePauseSeconds": "--idle-pause",
+    "memoryMiB": "--memory",
+    "diskMiB": "--disk",
+    "vcpu": "--vcpu",
+    "cpuFloorMillis": "--cpu-floor",
+    "maxCostMicros": "--max-cost",
+    "maxTotalCostMicros": "--max-total-cost",
+}
+"""Fields whose option has another name; the lease of an extension is no option, and has no such field."""
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SandboxRef = Annotated[str, typer.Argument(metavar="SANDBOX", help="The sandbox's id or name.")]
 
@@ -65,6 +78,8 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, bool | list | dict):
+        value = json.dumps(value, ensure_ascii=False)
     text = "-" if value is None or value == "" else str(value)
     # A name may hold anything; a terminal would obey what is in it.
     return "".join(character if character.isprintable() else "?" for character in text)
@@ -87,13 +102,22 @@ def run(work: Callable[[AsyncRuntime], Awaitable[int | None]]) -> NoReturn:
     except RuntimeError as error:
         if error.status >= 500 and error.request_id:
             note(f"the service knows this as request {error.request_id}")
-        fail(error.message, hint=error.hint)
+        fail(in_flags(error), hint=error.hint)
     except ValueError as error:
         fail(str(error), code=EXIT_USAGE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{error.strerror or error}")
     leave(code or 0)
+
+
+def in_flags(error: RuntimeError) -> str:
+    """The message with the options of this program in place of the fields of the wire, for who typed the options."""
+    issues = (error.details or {}).get("issues")
+    if error.code != "invalid_request" or not isinstance(issues, list):
+        return error.message
+    told = [(str(issue.get("field")), issue.get("message")) for issue in issues if isinstance(issue, dict)]
+    return "; ".join(f"{_FLAGS.get(field, field)}: {message}" for field, message in told) or error.message
 
 
 def leave(code: int) -> NoReturn:

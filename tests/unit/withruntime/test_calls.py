@@ -119,7 +119,7 @@ def test_a_field_that_json_cannot_hold_is_named(fields: dict[str, Any], kind: ty
 
 
 def test_half_a_character_in_a_query_is_told_by_its_name() -> None:
-    with pytest.raises(ValueError, match="path holds half a character"):
+    with pytest.raises(ValueError, match="path is not UTF-8 text"):
         _file_calls.read("sbx", "/workspace/\ud800")
 
 

@@ -376,3 +376,21 @@ def test_an_error_of_what_is_passed_on_is_of_the_command_that_was_typed(tmp_path
     done = runtime("admin", "key", "limit", "one", "--state-dir", str(tmp_path))
 
     assert (done.returncode, done.stderr) == (1, b"runtime: give an amount, or --none to lift the limit\n")
+
+
+def test_a_refused_field_is_told_by_the_option_that_was_typed(service: ScriptedServer):
+    issues = [{"field": "timeoutSeconds", "message": "must be at least 60"}, {"field": "env.A", "message": "is wrong"}]
+    service.on("POST", "/v1/sandboxes", refusal(400, "invalid_request", details={"issues": issues}))
+    done = runtime("sandbox", "create", "--lease", "5")
+
+    assert (done.returncode, done.stderr) == (1, b"runtime: error: --lease: must be at least 60; env.A: is wrong\n")
+
+
+def test_a_copy_to_a_folder_that_is_not_there_names_the_folder_and_no_file_of_ours(
+    service: ScriptedServer, tmp_path: Path
+):
+    service.on("GET", "/v1/sandboxes/a/files/stat", answer({"exists": True, "type": "file", "path": "/x", "size": 1}))
+    done = runtime("sandbox", "cp", "a:/x", str(tmp_path / "none" / "x"))
+
+    assert done.returncode == 1
+    assert done.stderr.decode() == f"runtime: error: {tmp_path / 'none'}: there is no such folder\n"
