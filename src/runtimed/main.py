@@ -45,7 +45,7 @@ from runtimed.core.wait import wait_for
 from runtimed.egress.gateway import Gateway
 from runtimed.gateway_parts import fingerprint_key, forbidden_ports, make_gateway, make_sealer
 from runtimed.host import make_host
-from runtimed.money_parts import make_money
+from runtimed.money_parts import make_metering, make_money
 from runtimed.node.usage import cpu_us
 from runtimed.open_store import open_store
 from runtimed.pruning import prune_in_background
@@ -59,7 +59,6 @@ from runtimed.store.egress_records import EgressRecordStore
 from runtimed.store.egress_secrets import SecretStore
 from runtimed.store.sandboxes import SandboxStore
 from runtimed.store.snapshots import SnapshotStore
-from runtimed.store.usage_joining import DAY_S, UsageJoining
 
 LISTENING_WITHIN_S = 10.0
 REQUESTS_END_WITHIN_S = 5
@@ -112,15 +111,7 @@ async def build_service(
     snapshots = Snapshots(lives=lives, parts=parts, store=SnapshotStore(database))
     await recovery.recover()
     await snapshots.recover()
-    metering = Metering(
-        lives=lives,
-        charging=money.charging,
-        books=money.books,
-        meter=money.meter,
-        clock=clock,
-        joining=UsageJoining(database),
-        detail_s=settings.usage_detail_days * DAY_S,
-    )
+    metering = make_metering(settings, money, lives=lives, database=database, clock=clock)
     await metering.settle_ended()
     await answers.abandon_running()
     sandboxes = Sandboxes(lives=lives, sleep=sleep, snapshots=snapshots, parts=parts)
@@ -149,7 +140,7 @@ async def build_service(
         requests=services.limits.under_way,
         vmm_pid=node.vmm_pid,
         process_cpu_us=cpu_us,
-        traffic=gateway.traffic_bytes,
+        traffic=lambda sandbox_id: gateway.traffic(sandbox_id).moved,
     )
     return Service(
         app=build_app(services, clock),

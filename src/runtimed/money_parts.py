@@ -10,6 +10,8 @@ from pathlib import Path
 from runtimed.billing.pricebook import PriceBook, PriceBookError, default_book, read_book
 from runtimed.control.accounting import Accounting
 from runtimed.control.charging import Charging, ChargingParts
+from runtimed.control.life import Lives
+from runtimed.control.metering import Metering
 from runtimed.core.clock import Clock
 from runtimed.core.egress import EgressDoor
 from runtimed.core.ids import SandboxId
@@ -20,6 +22,7 @@ from runtimed.node.metering import HostMeter
 from runtimed.settings import CommandError, Settings
 from runtimed.store.books import Books
 from runtimed.store.database import Database
+from runtimed.store.usage_joining import DAY_S, UsageJoining
 from runtimed.store.usage_reports import UsageReports
 
 USAGE_FOLDER = "usage"
@@ -39,8 +42,11 @@ def make_money(
 ) -> MoneyParts:
     """Raises CommandError for a price book that cannot be used."""
     prices, books = price_book(settings), Books(database)
-    outbound_bytes = _nothing if door is None else door.outbound_bytes
-    meter = HostMeter(settings.state_dir / USAGE_FOLDER, clock, node.vmm_pid, outbound_bytes)
+
+    def sent(sandbox_id: SandboxId) -> int:
+        return door.traffic(sandbox_id).sent if door else 0  # without a door nothing goes out
+
+    meter = HostMeter(settings.state_dir / USAGE_FOLDER, clock, node.vmm_pid, sent)
     parts = ChargingParts(books=books, meter=meter, counter=SampleCount(), prices=prices, clock=clock)
     charging = Charging(parts)
     return MoneyParts(
@@ -51,9 +57,17 @@ def make_money(
     )
 
 
-def _nothing(sandbox_id: SandboxId) -> int:
-    """Without a door nothing goes out."""
-    return 0
+def make_metering(settings: Settings, money: MoneyParts, *, lives: Lives, database: Database, clock: Clock) -> Metering:
+    """The reconciler over these parts."""
+    return Metering(
+        lives=lives,
+        charging=money.charging,
+        books=money.books,
+        meter=money.meter,
+        clock=clock,
+        joining=UsageJoining(database),
+        detail_s=settings.usage_detail_days * DAY_S,
+    )
 
 
 def shown_periods(book: PriceBook) -> list[dict[str, str | None]]:

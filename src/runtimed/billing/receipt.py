@@ -16,6 +16,9 @@ from runtimed.core.usage import MB
 PART_DECIMALS = 6
 """Quantities for people: an hour to a few milliseconds, a GiB-hour to a few MiB-seconds."""
 
+BYTE_DECIMALS = 9
+"""Of a GB: exact."""
+
 
 @dataclass(frozen=True)
 class _Unit:
@@ -93,7 +96,7 @@ def _outbound(size: int) -> ReceiptLine:
     """The price book has no rate for it: shown, at zero."""
     return ReceiptLine(
         what="outbound traffic: not charged",
-        quantity=_decimal(Fraction(size, MB_PER_GB * MB), PART_DECIMALS),
+        quantity=_decimal(Fraction(size, MB_PER_GB * MB), BYTE_DECIMALS),
         unit="GB",
         usd_per_unit="0",
         micros=Micros(0),

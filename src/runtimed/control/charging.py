@@ -209,7 +209,7 @@ class Charging:
         async with self._books.open(kept.account_id) as books:
             if (kept := await books.tab(sandbox_id)) is None:
                 return
-            last = self._counter.finish(sandbox_id, await books.counted(sandbox_id))
+            last = self._counter.finish(sandbox_id, (await books.counts([sandbox_id])).get(sandbox_id))
             done = self._applied(tab_of(kept), last, running=kept.running)
             await _write_all(books, [done])
             await _write(books, tabs.close_tab(done.tab, at_s=self._clock.now_s()), running=False)
@@ -306,14 +306,14 @@ class _Applied:
 async def _write_all(books: OpenBooks, done: Iterable[_Applied]) -> None:
     done = list(done)
     await books.post([entry for one in done for entry in one.entries])
-    await books.save_all([keep(one.tab, running=one.running) for one in done])
+    await books.save([keep(one.tab, running=one.running) for one in done])
     await books.add_usage([run for one in done for run in one.runs])
     await books.save_counts({one.tab.payer.sandbox_id: one.document for one in done})
 
 
 async def _write(books: OpenBooks, step: Step, *, running: bool, new: bool = False) -> None:
     await books.post(step.entries)
-    await books.save(keep(step.tab, running=running), new=new)
+    await books.save([keep(step.tab, running=running)], new=new)
 
 
 def _run(tab: Tab, step: Step, records: list[UsageRecord], *, credited: bool) -> UsageRun:

@@ -49,7 +49,7 @@ class Ways:
         """Raises InvalidRequest for each name that no secret of the account has: a slip, else seen late."""
         if self._door is None or not names:
             return
-        known = self._door.secret_names(account_id)
+        known = {record.plan.name for record in self._door.secrets if record.account_id == account_id}
         unknown = [(place, name) for place, name in enumerate(names) if name not in known]
         if unknown:
             issues = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -101,6 +101,16 @@ class EgressRecord:
         return shown
 
 
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes over a machine's connections since it was bound."""
+
+    sent: int = 0
+    """By the guest."""
+    moved: int = 0
+    """In both directions."""
+
+
 class EgressDoor(Protocol):
     """The gateway, as the service sees it. Nothing here waits: a policy counts when the call returns."""
 
@@ -116,10 +126,14 @@ class EgressDoor(Protocol):
     def unbind(self, sandbox_id: SandboxId) -> None:
         """The machine is gone: nothing of it reaches anything. Twice is once."""
 
+    @property
+    def secrets(self) -> Sequence[SecretRecord]:
+        """Those of every account."""
+
     def binding(self, sandbox_id: SandboxId) -> EgressBinding | None: ...
 
-    def outbound_bytes(self, sandbox_id: SandboxId) -> int:
-        """What a bound machine has sent until now over its connections, open ones included; 0 for one that is not."""
+    def traffic(self, sandbox_id: SandboxId) -> Traffic:
+        """What went over the connections of a bound machine until now, open ones included; else nothing."""
 
     def records(self, sandbox_id: SandboxId, *, after: int, limit: int) -> list[EgressRecord]:
         """The newest that the gateway has in memory, with a sequence over `after`, oldest first."""
@@ -137,9 +151,6 @@ class EgressDoor(Protocol):
         """Use this from the next request on. Raises HostUnavailable when it cannot be opened."""
 
     def drop_secret(self, secret_id: str) -> None: ...
-
-    def secret_names(self, account_id: AccountId) -> frozenset[str]:
-        """Names of all secrets of an account."""
 
     def secrets_of(self, sandbox_id: SandboxId) -> tuple[SecretRecord, ...]:
         """Those that a machine may use now."""

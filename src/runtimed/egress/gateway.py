@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runtimed.core.clock import Clock
-from runtimed.core.egress import EgressBinding, EgressRecord, Happened
+from runtimed.core.egress import EgressBinding, EgressRecord, Happened, Traffic
 from runtimed.core.errors import HostUnavailable
-from runtimed.core.ids import AccountId, SandboxId
+from runtimed.core.ids import SandboxId
 from runtimed.core.secrets import SecretRecord, host_targets
 from runtimed.core.tasks import spawn
 from runtimed.egress import dns
@@ -89,15 +89,13 @@ class Gateway:
         bound = self._bound.get(sandbox_id)
         return bound.binding if bound else None
 
-    def traffic_bytes(self, sandbox_id: SandboxId) -> int:
-        """What went over the connections of a bound machine until now, in both directions."""
-        bound = self._bound.get(sandbox_id)
-        return bound.moved_bytes if bound else 0
+    @property
+    def secrets(self) -> Sequence[SecretRecord]:
+        return [record for record, _ in self._secrets.values()]
 
-    def outbound_bytes(self, sandbox_id: SandboxId) -> int:
-        """What came from a bound machine over its connections until now, those that are open included."""
+    def traffic(self, sandbox_id: SandboxId) -> Traffic:
         bound = self._bound.get(sandbox_id)
-        return bound.sent_bytes if bound else 0
+        return Traffic(sent=bound.sent_bytes, moved=bound.moved_bytes) if bound else Traffic()
 
     def records(self, sandbox_id: SandboxId, *, after: int, limit: int) -> list[EgressRecord]:
         return self._parts.audit.of(sandbox_id, after=after, limit=limit)
@@ -123,9 +121,6 @@ class Gateway:
 
     def drop_secret(self, secret_id: str) -> None:
         self._secrets.pop(secret_id, None)
-
-    def secret_names(self, account_id: AccountId) -> frozenset[str]:
-        return frozenset(record.plan.name for record, _ in self._secrets.values() if record.account_id == account_id)
 
     def secrets_of(self, sandbox_id: SandboxId) -> tuple[SecretRecord, ...]:
         bound = self._bound.get(sandbox_id)

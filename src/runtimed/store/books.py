@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import RowMapping, Select, and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -113,9 +113,9 @@ class OpenBooks:
         if micros is not None:
             await self._db.execute(insert(key_limits).values(key_id=key_id, daily_micros=micros))
 
-    async def held_aside(self) -> Held:
+    async def held_aside(self) -> Aside:
         """What is held for everything that the account runs."""
-        return (await held_of(self._db, self.account_id)).get(self.account_id, Held())
+        return (await held_of(self._db, self.account_id)).get(self.account_id, Aside())
 
     async def settled(self, key_id: KeyId, *, since_s: float) -> int:
         """Microdollars that a key was charged after a moment."""
@@ -135,26 +135,15 @@ class OpenBooks:
         rows = (await self._db.execute(select(tabs).where(tabs.c.sandbox_id.in_(list(sandbox_ids))))).mappings()
         return {tab.sandbox_id: tab for tab in map(_tab, rows)}
 
-    async def save(self, tab: KeptTab, *, new: bool = False) -> None:
-        """Keep a tab as it is now. Raises IntegrityError for a `new` one that is there already."""
-        if new:
-            await self._db.execute(insert(tabs), [asdict(tab)])
-        else:
-            await self.save_all([tab])
-
-    async def save_all(self, kept: Sequence[KeptTab]) -> None:
-        """Keep tabs as they are now, whatever was kept of them before."""
-        if kept:
+    async def save(self, kept: Sequence[KeptTab], *, new: bool = False) -> None:
+        """Keep tabs as they are now. Raises IntegrityError for a `new` one that is there already."""
+        if kept and not new:
             await self._db.execute(_DROP_TAB, [{"of": tab.sandbox_id} for tab in kept])
+        if kept:
             await self._db.execute(insert(tabs), [asdict(tab) for tab in kept])
 
-    async def counted(self, sandbox_id: SandboxId) -> Mapping[str, object] | None:
-        """Where the count of a sandbox's samples stands."""
-        found = await self._db.execute(select(metering.c.document).where(metering.c.sandbox_id == sandbox_id))
-        return cast("Mapping[str, object] | None", found.scalar())
-
     async def counts(self, sandbox_ids: Iterable[SandboxId]) -> dict[SandboxId, Mapping[str, object]]:
-        """The same of many, in one question."""
+        """Where the count of these sandboxes' samples stands."""
         found = await self._db.execute(select(metering).where(metering.c.sandbox_id.in_(list(sandbox_ids))))
         return {SandboxId(row["sandbox_id"]): row["document"] for row in found.mappings()}
 
@@ -226,24 +215,24 @@ _MOVE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class Aside:
     """Microdollars that are held for an account's sandboxes, by where they come back to."""
 
     of_credit: int = 0
     of_owed: int = 0
 
 
-async def held_of(db: AsyncConnection, account_id: AccountId | None = None) -> dict[AccountId, Held]:
+async def held_of(db: AsyncConnection, account_id: AccountId | None = None) -> dict[AccountId, Aside]:
     """What is held of each account that has something held. How a tab pays was agreed when it was opened."""
     wanted = select(tabs.c.account_id, tabs.c.held, tabs.c.document).where(
         tabs.c.closed.is_(False), tabs.c.unit == "micros", tabs.c.held > 0
     )
     if account_id is not None:
         wanted = wanted.where(tabs.c.account_id == account_id)
-    found: dict[AccountId, Held] = {}
+    found: dict[AccountId, Aside] = {}
     for account, amount, document in (await db.execute(wanted)).all():
-        before, prepaid = found.get(account, Held()), document["payer"]["prepaid"]
-        found[AccountId(account)] = Held(
+        before, prepaid = found.get(account, Aside()), document["payer"]["prepaid"]
+        found[AccountId(account)] = Aside(
             of_credit=before.of_credit + (int(amount) if prepaid else 0),
             of_owed=before.of_owed + (0 if prepaid else int(amount)),
         )

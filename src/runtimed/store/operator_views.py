@@ -9,7 +9,7 @@ from sqlalchemy import or_, select
 from runtimed.core import ledger
 from runtimed.core.errors import NotFound
 from runtimed.core.ids import AccountId, KeyId
-from runtimed.store.books import AccountTerms, Held, held_of
+from runtimed.store.books import AccountTerms, Aside, held_of
 from runtimed.store.database import Database
 from runtimed.store.money_schema import account_terms, key_limits, ledger_balances
 from runtimed.store.schema import accounts
@@ -51,7 +51,7 @@ class OperatorViews:
         for row in rows:
             account_id = AccountId(row["id"])
             agreed = terms.get(account_id)
-            aside = held.get(account_id, Held())
+            aside = held.get(account_id, Aside())
             views.append(
                 AccountView(
                     id=account_id,

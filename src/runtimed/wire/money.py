@@ -214,7 +214,7 @@ def _kinds(used: Used, mib_ms: int) -> list[dict[str, object]]:
         {"kind": "cpu", "quantity": _number(used.cpu_us, 1_000_000), "unit": "vCPU-seconds"},
         {"kind": "running", "quantity": _number(used.running_ms, 1000), "unit": "seconds"},
         {"kind": "memory", "quantity": _number(mib_ms, 1024 * 3_600_000), "unit": "GiB-hours"},
-        {"kind": "outbound", "quantity": _number(used.outbound_bytes, 10**9), "unit": "GB"},
+        {"kind": "outbound", "quantity": _number(used.outbound_bytes, 10**6), "unit": "MB"},
         {"kind": "paused_storage", "quantity": _number(used.paused_mb_ms, 1000 * 3_600_000), "unit": "GB-hours"},
     ]
 

@@ -71,15 +71,15 @@ async def test_nw_21_a_refused_upgrade_is_an_answer_like_any_other(house: House)
 
 async def test_what_goes_out_counts_while_the_connection_is_open(house: House) -> None:
     stream = await to_api(house, Recorder(b"HTTP/1.1 200 Fine\r\nContent-Length: 3\r\n\r\nyes"))
-    before = house.gateway.outbound_bytes(SANDBOX)
+    before = house.gateway.traffic(SANDBOX).sent
     head = b"POST / HTTP/1.1\r\nHost: api.test\r\nContent-Length: 50000\r\n\r\n"
     await stream.send(head + b"x" * 49_996 + b"\r\n\r\n")
     await read_until(stream, b"yes")
 
     assert house.told("closed") == []
-    assert house.gateway.outbound_bytes(SANDBOX) - before == len(head) + 50_000
+    assert house.gateway.traffic(SANDBOX).sent - before == len(head) + 50_000
     house.gateway.unbind(SANDBOX)
-    assert house.gateway.outbound_bytes(SANDBOX) == 0
+    assert house.gateway.traffic(SANDBOX).sent == 0
 
 
 async def test_bytes_are_limited_in_the_middle_of_a_connection(house: House) -> None:
