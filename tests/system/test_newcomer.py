@@ -83,10 +83,12 @@ def test_the_default_image_holds_what_an_agent_takes_for_granted() -> None:
             ["python3", "-c", "import numpy, pandas, matplotlib, venv, sys; print(sys.version_info.major)"],
             timeout_ms=60_000,
         )
+        old = sbx.exec(["python3", "-c", "import distutils.version; print(distutils.__file__)"], timeout_ms=60_000)
         release = sbx.exec("cat /etc/os-release").stdout
 
     assert asked.stdout == ""
     assert (libraries.exit_code, libraries.stdout) == (0, "3\n")
+    assert "_distutils" in old.stdout, old.stderr
     assert release.startswith("PRETTY_NAME=")
 
 
