@@ -1,6 +1,7 @@
 """The options that bound what a sandbox may cost and say what CPU it is guaranteed; dollars in, microdollars out."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +9,7 @@ import typer
 from withruntime.cli import terminal
 
 DECIMALS = 6
+MICROS_PER_USD = 1_000_000
 _AMOUNT = re.compile(r"\$?(\d{1,9})(?:\.(\d{1,6}))?")
 
 MaxCost = Annotated[
@@ -31,7 +33,7 @@ def fields(
     max_total_cost: str | None,
     cpu_floor: int | None = None,
     reserved: bool = False,
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """What a create is told of money and guaranteed CPU. Raises BadParameter for an amount that is none."""
     return terminal.given(
         funding="trial" if trial else None,
@@ -49,4 +51,5 @@ def micros(usd: str | None, *, option: str) -> int | None:
     found = _AMOUNT.fullmatch(usd.strip())
     if found is None:
         raise typer.BadParameter(f"{option}: {usd!r} is not an amount in US dollars such as 0.50")
-    return int(found[1]) * 10**DECIMALS + int((found[2] or "").ljust(DECIMALS, "0"))
+    whole, part = str(found[1]), str(found[2] or "")
+    return int(whole) * MICROS_PER_USD + int(part.ljust(DECIMALS, "0"))
