@@ -43,6 +43,7 @@ class Starter:
             make=self._make_spare, drop=self.drop, idle=is_idle, pressed=is_pressed, current=self._current_key
         )
         self.spares = Spares(_spares_wanted(parts), supply)
+        self._making = asyncio.Lock()
         self.templates = TemplateQueue(self._make_template, idle=is_idle)
         self.doing: dict[SandboxId, str] = {}
         """What a start that takes long does now, for people."""
@@ -193,7 +194,8 @@ class Starter:
             return None
 
     async def _make_template(self, image: ImageFiles, shape: Shape) -> Template:
-        return await self._parts.templates.ensure(image, shape, background=True)
+        async with self._making:  # one at a time: each is a whole boot
+            return await self._parts.templates.ensure(image, shape, background=True)
 
     async def _make_spare(self, kind: Kind) -> Ready:
         image = await self._parts.images.files(kind.image)

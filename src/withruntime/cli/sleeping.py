@@ -19,7 +19,7 @@ snapshots = typer.Typer(
 
 Sandboxes = Annotated[list[str], typer.Argument(metavar="SANDBOX...")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="KEY=VALUE to find it by; repeatable.")]
-STEPS = ("policyBound", "scheduled", "restored", "ready")
+STEPS = ("policyBound", "scheduled", "restored", "booted", "ready")
 
 
 def pause(sandboxes: Sandboxes, json: JsonFlag = False) -> None:
