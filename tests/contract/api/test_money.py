@@ -11,10 +11,12 @@ import httpx
 import pytest
 from sqlalchemy import update
 
+from runtimed.admin_work import Operator
 from runtimed.billing.pricebook import default_book
 from runtimed.billing.quote import worst_case
 from runtimed.billing.rating import Terms
 from runtimed.core import ledger
+from runtimed.core.errors import InvalidRequest
 from runtimed.core.ids import AccountId, KeyId
 from runtimed.core.ledger import Entry
 from runtimed.core.money import Micros
@@ -171,6 +173,37 @@ async def test_a_cap_can_be_set_raised_and_lifted_but_not_below_what_is_held(api
     assert low.status_code == 400
     assert low.json()["error"]["details"]["issues"][0]["field"] == "maxTotalCostMicros"
     assert (fits.status_code, lifted.status_code) == (200, 200)
+
+
+async def test_a_daily_limit_below_what_is_spent_and_held_is_refused_with_its_field(api: Api) -> None:
+    key = await bound(api)
+    await api.create()
+    await api.clock.advance(60)
+    await api.service.metering.reconcile()
+    operator = Operator(api.database, api.clock)
+    with pytest.raises(InvalidRequest) as refused:
+        await operator.limit_key(key, f"{(WORST - 1) / 10**6:.6f}")
+    fits = await operator.limit_key(key, f"{WORST / 10**6:.6f}")
+
+    assert refused.value.details["issues"][0]["field"] == "daily-limit"  # type: ignore[index]
+    assert fits["dailyLimitMicros"] == WORST
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+async def test_a_clock_that_jumps_changes_neither_charge_nor_lease(api: Api, jump_s: int) -> None:
+    made = await api.create(timeoutSeconds=900, onLeaseEnd="stop")
+    await api.clock.advance(300)
+    await api.service.metering.reconcile()
+    api.clock._now_s += jump_s
+    await api.service.leases.reconcile()
+    await api.clock.advance(300)
+    await api.service.metering.reconcile()
+    running = (await api.http.get(f"/v1/sandboxes/{made['id']}")).json()
+    await api.http.post(f"/v1/sandboxes/{made['id']}:stop", headers={"Prefer": "wait=10"})
+    receipt = (await api.http.get(f"/v1/sandboxes/{made['id']}/receipt")).json()
+
+    assert running["state"] == "running"
+    assert (receipt["runningSeconds"], receipt["totalMicros"]) == (600, 31_250 // 6)
 
 
 async def test_a_create_that_fails_costs_nothing(api: Api) -> None:
