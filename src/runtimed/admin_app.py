@@ -237,7 +237,7 @@ def credit_verify(config: ConfigOption = None, state_dir: StateOption = None, as
     with told_plainly():
         shown = with_operator(_settings(config, state_dir), lambda op: op.check_books())
     problems = [*_texts(shown["ledger"]), *_texts(shown["audit"])]
-    clean = f"the ledger balances, and {shown['auditLines']} audit lines are as they were written"
+    clean = f"the ledger balances, and each audit line is as it was written ({shown['auditLines']} in all)"
     _tell(shown, "\n".join(problems) or clean, as_json)
     raise typer.Exit(1 if problems else 0)
 

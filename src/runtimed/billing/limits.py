@@ -19,6 +19,7 @@ from runtimed.core.errors import (
     TrialExhausted,
 )
 from runtimed.core.money import AskedFunding, Micros, format_usd
+from runtimed.core.wording import counted
 
 TRIAL_FLOOR_MAX_MILLIS = 250
 """What is guaranteed to somebody is not there for anybody else: without credit a quarter of a vCPU at most."""
@@ -148,7 +149,7 @@ def check_places(standing: Standing) -> None:
     """Whether the account may have one more sandbox. Raises QuotaExceeded."""
     if standing.sandboxes_max is not None and standing.sandboxes >= standing.sandboxes_max:
         raise QuotaExceeded(
-            f"the account may have {standing.sandboxes_max} sandboxes at once and has {standing.sandboxes}",
+            f"the account may have {counted(standing.sandboxes_max, 'sandbox')} at once and has {standing.sandboxes}",
             hint="end or pause one, or have the operator raise the limit",
             details={"limit": "sandbox.count", "max": standing.sandboxes_max, "used": standing.sandboxes},
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from runtimed.core.ids import AccountId
+from runtimed.core.wording import are, counted
 
 GENESIS = "0" * 64
 """What the first line carries in place of a hash."""
@@ -111,7 +112,9 @@ def verify(
     if head is not None and head != last:
         missing = head.number - last.number
         message = (
-            f"{missing} lines are missing at the end" if missing > 0 else "is not the newest line that was written"
+            f"{counted(missing, 'line')} {are(missing)} missing at the end"
+            if missing > 0
+            else "is not the newest line that was written"
         )
         problems.append(Problem(number=last.number, message=message))
     return problems
@@ -119,5 +122,6 @@ def verify(
 
 def _place(number: int, before: int) -> str:
     if number > before + 1:
-        return f"{number - before - 1} lines are missing before it"
+        missing = number - before - 1
+        return f"{counted(missing, 'line')} {are(missing)} missing before it"
     return f"is out of order: it comes after line {before}"

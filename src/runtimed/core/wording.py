@@ -15,3 +15,8 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     if number == 1:
         return f"1 {one}"
     return f"{number} {many or (one + ('es' if one.endswith(('s', 'x', 'ch', 'sh')) else 's'))}"
+
+
+def are(number: int) -> str:
+    """The verb that follows `counted`."""
+    return "is" if number == 1 else "are"

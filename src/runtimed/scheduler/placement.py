@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runtimed.core.specs import Capacity, Shape
+from runtimed.core.wording import are, counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def _room(ask: Shape, host: HostView, floor_millis: int) -> tuple[int, str | Non
     free_mib = has.memory_total_mib - has.memory_used_mib - sum(s.memory_mib for s in host.promised)
     free_vcpu = has.vcpu_total - has.vcpu_used - sum(s.vcpu for s in host.promised)
     if has.machines + len(host.promised) >= has.machines_max:
-        return free_mib, f"{has.machines_max} sandboxes are as many as it may hold"
+        return free_mib, f"{counted(has.machines_max, 'sandbox')} {are(has.machines_max)} as many as it may hold"
     if free_mib < ask.memory_mib:
         return free_mib, f"{max(0, free_mib)} MiB of memory free, {ask.memory_mib} asked"
     if free_vcpu < ask.vcpu:

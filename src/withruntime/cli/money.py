@@ -144,7 +144,7 @@ def verify(json: JsonFlag = False) -> None:
         if json:
             terminal.show_json(checked)
         elif checked["clean"]:
-            typer.echo(f"{checked['lines']} lines, each as it was written")
+            typer.echo(f"each line is as it was written ({checked['lines']} in all)")
         else:
             for problem in checked["problems"]:
                 typer.echo(f"line {problem['number']}: {problem['message']}")

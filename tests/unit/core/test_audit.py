@@ -102,7 +102,7 @@ def test_the_end_of_a_chain_can_be_checked_alone(lines: list[AuditLine], data: s
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda lines: lines[:1] + lines[2:], (3, "1 lines are missing before it")),
+        (lambda lines: lines[:1] + lines[2:], (3, "1 line is missing before it")),
         (lambda lines: [lines[1], lines[0], *lines[2:]], (1, "is out of order: it comes after line 2")),
         (lambda lines: lines[:-2], (2, "2 lines are missing at the end")),
         (

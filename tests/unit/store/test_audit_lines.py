@@ -63,7 +63,7 @@ async def test_a_line_that_was_edited_or_removed_in_the_database_is_found(databa
     cut = [problem.message for problem in await audit.verify()]
 
     assert edited == [2]
-    assert "1 lines are missing at the end" in cut
+    assert "1 line is missing at the end" in cut
 
 
 async def test_requests_are_counted_by_the_hour(database: Database) -> None:

@@ -148,7 +148,7 @@ def test_the_audit_log_says_how_to_read_on(command: Any) -> None:
 @pytest.mark.parametrize(
     ("checked", "code", "said"),
     [
-        ({"clean": True, "lines": 12, "problems": []}, 0, "12 lines"),
+        ({"clean": True, "lines": 12, "problems": []}, 0, "12 in all"),
         ({"clean": False, "lines": 12, "problems": [{"number": 3, "message": "was edited"}]}, 1, "line 3: was edited"),
     ],
 )
