@@ -56,6 +56,10 @@ async def _fork(rig: Rig, record: SandboxRecord) -> object:
     return await rig.forks.fork(rig.caller, record.id, ForkSpec(count=2, name="kid"))
 
 
+async def _fork_and_keep(rig: Rig, record: SandboxRecord) -> object:
+    return await rig.forks.fork(rig.caller, record.id, ForkSpec(count=2, name="kid", keep_snapshot=True))
+
+
 async def _snapshot(rig: Rig, record: SandboxRecord) -> object:
     return await rig.snapshots.take(rig.caller, record.id, SnapshotSpec(mode="memory", retention_days=1), wait_s=5)
 
@@ -74,6 +78,7 @@ MOVES: dict[str, tuple[Ask, State]] = {
     "wake": (_wake, State.PAUSED),
     "restart": (_restart, State.STOPPED),
     "fork": (_fork, State.RUNNING),
+    "fork and keep": (_fork_and_keep, State.RUNNING),
     "snapshot": (_snapshot, State.RUNNING),
     "stop": (_stop, State.RUNNING),
     "delete": (_delete, State.RUNNING),

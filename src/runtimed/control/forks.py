@@ -89,13 +89,15 @@ class Forks:
         """Nothing of a fork that failed is left, its records included."""
         _log.warning("a sandbox was not forked: %s", failure)
         told_as = failure if isinstance(failure, RuntimedError) else StartFailed("the copies did not start")
-        for copy in making.copies:
-            copy.failure = told_as
-            await asyncio.wait({self._lives.end(copy, StopReason.STARTUP_FAILED)})
-            if copy.record.state is State.STOPPED and copy.record.ready_at_s is None:
-                await self._parts.store.drop(copy.record.id)
-        if making.snapshot is not None:
-            await self._snapshots.give_up(making.snapshot)
+        try:
+            for copy in making.copies:
+                copy.failure = told_as
+                await asyncio.wait({self._lives.end(copy, StopReason.STARTUP_FAILED)})
+                if copy.record.state is State.STOPPED and copy.record.ready_at_s is None:
+                    await self._parts.store.drop(copy.record.id)
+        finally:
+            if making.snapshot is not None:
+                await self._snapshots.give_up(making.snapshot)
 
     @property
     def _clock(self) -> Clock:

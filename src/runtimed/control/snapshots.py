@@ -61,6 +61,8 @@ class Snapshots:
         self._clock: Clock = parts.clock
         self._finder = Finder(lives, parts.store)
         self._locks = Locks()
+        self._underway: set[str] = set()
+        """Snapshots that somebody is making; what says `capturing` and is not among them has failed."""
 
     async def take(self, caller: Caller, sandbox_id: str, spec: SnapshotSpec, *, wait_s: float) -> SnapshotRecord:
         """Keep a running or paused sandbox; it goes on as it was. Answers `capturing` after `wait_s` at the latest.
@@ -96,23 +98,32 @@ class Snapshots:
             created_at_s=now_s,
             expires_at_s=now_s + spec.retention_days * DAY_S,
         )
-        await self._store.add(snapshot)
+        self._underway.add(snapshot.id)
+        try:
+            await self._store.add(snapshot)
+        except BaseException:
+            self._underway.discard(snapshot.id)
+            raise
         return snapshot
 
     async def finish(self, snapshot: SnapshotRecord, stored: Stored) -> SnapshotRecord:
         """It was captured. One that was deleted meanwhile is forgotten."""
-        async with self._locks[snapshot.id]:
-            now = await self._store.get(snapshot.id)
-            if now is None or now.state != "capturing":
-                await self._node.forget_snapshot(snapshot.id)
-                return now or snapshot
-            owned_bytes = stored.memory_bytes + stored.disk_bytes
-            ready = replace(now, state="ready", ready_at_s=self._clock.now_s(), stored_bytes=owned_bytes)
-            await self._store.save(ready)
-            return ready
+        try:
+            async with self._locks[snapshot.id]:
+                now = await self._store.get(snapshot.id)
+                if now is None or now.state != "capturing":
+                    await self._node.forget_snapshot(snapshot.id)
+                    return now or snapshot
+                owned_bytes = stored.memory_bytes + stored.disk_bytes
+                ready = replace(now, state="ready", ready_at_s=self._clock.now_s(), stored_bytes=owned_bytes)
+                await self._store.save(ready)
+                return ready
+        finally:
+            self._underway.discard(snapshot.id)
 
     async def give_up(self, snapshot: SnapshotRecord) -> None:
         """What it was to be kept of did not come about: nothing of it is left."""
+        self._underway.discard(snapshot.id)
         await self._remove(snapshot)
 
     async def get(self, caller: Caller, snapshot_id: str) -> SnapshotRecord:
@@ -178,13 +189,15 @@ class Snapshots:
         return replace(spec, image=record.image, shape=shape, network=network)
 
     async def reconcile(self) -> None:
-        """Remove what has expired, and what was half removed. Idempotent."""
-        half_removed = [record for record in await self._store.unfinished() if record.state == "deleting"]
-        for record in [*await self._store.expired(self._clock.now_s()), *half_removed]:
-            if record.state == "capturing":
+        """Remove what has expired and what was half removed; what nobody makes any more has failed. Idempotent."""
+        for record in [*await self._store.expired(self._clock.now_s()), *await self._store.unfinished()]:
+            if record.id in self._underway:
                 continue
             try:
-                await self._remove(record)
+                if record.state == "capturing":
+                    await self._failed(record, "it could not be captured")
+                else:
+                    await self._remove(record)
             except RuntimedError as failure:
                 # One that cannot be removed now must not keep all others from it.
                 _log.warning("snapshot %s could not be removed: %s", record.id, failure.message)
@@ -211,6 +224,8 @@ class Snapshots:
             # The sandbox was ended meanwhile, or we have a defect.
             await asyncio.shield(self._failed(snapshot, "it could not be captured"))
             raise
+        finally:
+            self._underway.discard(snapshot.id)
         if failure is not None:
             await self._failed(snapshot, failure.message)
 
