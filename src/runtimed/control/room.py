@@ -35,7 +35,9 @@ def admit(node: Node, sandboxes: Iterable[Recorded], asking: Sequence[SandboxRec
         if record.id not in running and record.state in (State.STARTING, State.RESUMING)
     ]
     new = {record.id for record in asking}
-    floors = sum(r.cpu_floor_millis or 0 for r in others if r.state in _TAKES_CPU and r.id not in new)
+    # A paused one whose memory is still being written goes on without asking again, when it is woken meanwhile.
+    takes_cpu = [r for r in others if r.id not in new and (r.state in _TAKES_CPU or r.id in running)]
+    floors = sum(record.cpu_floor_millis or 0 for record in takes_cpu)
     for number, record in enumerate(asking):
         before = asking[:number]
         host = HostView(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from .conftest import Api
@@ -76,6 +78,17 @@ async def test_a_pause_gives_a_floor_back_and_a_wake_asks_for_it_again(api: Api)
     assert (woken.json()["state"], woken.json()["cpu"]) == ("running", "reserved")
 
 
+async def test_a_pause_that_is_still_being_written_keeps_its_floor(api: Api) -> None:
+    api.node.cores, api.node.write_s = 2, 60.0
+    first = await api.create(cpu="reserved")
+    await api.http.post(f"/v1/sandboxes/{first['id']}:pause", headers={"Prefer": "wait=10"})
+    early = await api.call("POST", "/v1/sandboxes", {"cpu": "reserved"})
+    woken = await api.http.post(f"/v1/sandboxes/{first['id']}:wake", json={}, headers={"Prefer": "wait=10"})
+
+    assert early.json()["error"]["code"] == "no_capacity"
+    assert woken.json()["state"] == "running"
+
+
 async def test_a_copy_has_its_sources_floor(api: Api) -> None:
     made = await api.create(cpuFloorMillis=1500)
     copies = (await api.call("POST", f"/v1/sandboxes/{made['id']}:fork", {})).json()["sandboxes"]
@@ -90,3 +103,11 @@ async def test_what_no_host_could_guarantee_names_the_field(api: Api) -> None:
 
     assert reply.status_code == 400
     assert [issue["field"] for issue in reply.json()["error"]["details"]["issues"]] == ["cpuFloorMillis"]
+
+
+async def test_creates_at_once_are_never_promised_more_than_there_is(api: Api) -> None:
+    api.node.cores = 5
+    asked = (api.http.post("/v1/sandboxes", json={"cpu": "reserved"}) for _ in range(20))
+    codes = [reply.status_code for reply in await asyncio.gather(*asked)]
+
+    assert (codes.count(201), codes.count(503)) == (2, 18)
