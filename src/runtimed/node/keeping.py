@@ -20,6 +20,7 @@ from typing import Literal
 
 from runtimed.core.errors import HostUnavailable, NotFound, RuntimedError, StartFailed, Unavailable
 from runtimed.core.specs import MachineSpec, Started, Stored
+from runtimed.core.tasks import spawn
 from runtimed.node.channel import Channel
 from runtimed.node.guest import GuestClient
 from runtimed.node.kept import DISK, KeptRecord, Shelf
@@ -139,7 +140,7 @@ class Keeper:
             # The disk may have gone on: the memory must never meet it again.
             shelf.write(shelf.folder(spec.sandbox_id), replace(record, mode="disk"))
             raise StartFailed(f"it ran and did not answer: {lost}", hint="Restart boots it from its disk.") from lost
-        shelf.remove(spec.sandbox_id)
+        _remove_later(shelf.put_aside(spec.sandbox_id))
         self._room.sweep()
         return ready, begun, record.generation
 
@@ -185,7 +186,7 @@ class Keeper:
                 self._room.snapshots.give_up(keep_as)
             raise
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            _remove_later(folder)
             self._room.settle()
 
     def _keep_too(self, captured: Path, snapshot_id: str, record: KeptRecord) -> None:
@@ -367,6 +368,12 @@ class Keeper:
             template=held.template,
             spec=replace(held.spec, env={}),
         )
+
+
+def _remove_later(folder: Path | None) -> None:
+    """A hundred MiB are not gone at once, and nobody waits for it. What a crash leaves is removed at the next start."""
+    if folder is not None:
+        spawn(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True), name=f"remove {folder.name}")
 
 
 def sandbox_of(spec: MachineSpec) -> dict[str, object]:

@@ -98,13 +98,18 @@ class Shelf:
         return _read(self._root / f".{owner}")
 
     def remove(self, owner: str) -> None:
-        """Idempotent: the name first, so that a half removed folder is never found."""
+        """Idempotent."""
+        if (gone := self.put_aside(owner)) is not None:
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def put_aside(self, owner: str) -> Path | None:
+        """Take its name, so that a half removed folder is never found; who asks removes what is answered."""
         gone = self._root / f".gone-{uuid.uuid4()}"
         try:
             os.rename(self._root / owner, gone)
         except FileNotFoundError:
-            return
-        shutil.rmtree(gone, ignore_errors=True)
+            return None
+        return gone
 
     def stored(self, owner: str) -> Stored | None:
         """Its sizes, for people and for metering."""
