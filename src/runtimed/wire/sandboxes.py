@@ -303,6 +303,8 @@ class Sandbox(Shown):
 
 class Forked(Shown):
     sandboxes: list[Sandbox]
+    snapshot: dict[str, Any] | None = None
+    """What the copies began as, with `keepSnapshot`."""
 
 
 class StartReceipt(Shown):
