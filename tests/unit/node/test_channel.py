@@ -252,6 +252,20 @@ async def test_a_machine_that_hangs_up_during_a_command_leaves_its_outcome_unkno
         assert not (await channel.closed).hostile
 
 
+async def test_a_command_that_a_pause_cuts_off_is_interrupted_and_can_be_named(tmp_path: Path) -> None:
+    async with guest_that(saying(), tmp_path) as socket:
+        channel = await Channel.open(socket, within_s=10)
+        capture = GuestClient(channel).processes.capture(ProcessId("p"), Command(argv=("true",)), keep_bytes=1)
+        waiting = asyncio.get_running_loop().create_task(capture)
+        await asyncio.sleep(0)
+
+        await channel.close("the sandbox was paused", for_a_pause=True)
+
+        with pytest.raises(errors.Interrupted) as cut:
+            await waiting
+        assert cut.value.details == {"processId": "p", "cursor": 0}
+
+
 async def test_a_guest_that_never_tells_the_end_of_a_command_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
