@@ -152,16 +152,19 @@ class Keeper:
             raise NotFound(f"there is no snapshot {spec.snapshot_id}")
         kept = Kept(directory=self._room.snapshots.folder(spec.snapshot_id))
         how: How = "snapshot" if record.mode == "memory" else "cold"
-        self._room.begin()
+        resized = record.mode == "disk" and spec.shape != record.plan.shape
+        if resized:
+            self._room.begin()
         try:
-            if record.mode == "disk" and spec.shape != record.plan.shape:
+            if resized:
                 base = await self.driver.blanks.make(self._room.new_base(), spec.shape, record.template)
                 record = replace(record, template=base, plan=replace(record.plan, shape=spec.shape))
             return await self._bring_up(spec, record, kept, how, new=True)
         except _RanAndLost as lost:
             raise StartFailed(f"the copy did not answer: {lost}") from lost
         finally:
-            self._room.settle()
+            if resized:
+                self._room.settle()
 
     async def fork(
         self, held: Held, children: Sequence[MachineSpec], keep_as: str | None
