@@ -44,7 +44,7 @@ Place = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Removed:
+class PrunedFolder:
     """One folder of the cache that went, or would go."""
 
     kind: str
@@ -63,7 +63,7 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    removed: list[Removed]
+    removed: list[PrunedFolder]
 
 
 def register(settings: Settings) -> None:
@@ -129,7 +129,7 @@ class _Sweep:
     """What was used at or after this moment stays."""
     dry_run: bool
 
-    def templates(self, needed: set[Place]) -> Iterator[Removed]:
+    def templates(self, needed: set[Place]) -> Iterator[PrunedFolder]:
         root = self.cache_dir / TEMPLATES
         for key in unused.keys(root):
             found = self._unneeded(TEMPLATES, key, needed)
@@ -138,7 +138,7 @@ class _Sweep:
             if self.dry_run or unused.remove_unused(root, key, before_s=self.before_s):
                 yield found
 
-    def artifacts(self, needed: set[Place]) -> Iterator[Removed]:
+    def artifacts(self, needed: set[Place]) -> Iterator[PrunedFolder]:
         cache = Cache(self.cache_dir)
         for kind in (*KINDS, qemu.KIND):
             for key in cache.keys(kind):
@@ -146,7 +146,7 @@ class _Sweep:
                 if found is not None and (self.dry_run or cache.remove_unused(kind, key, before_s=self.before_s)):
                     yield found
 
-    def _unneeded(self, kind: str, key: str, needed: set[Place]) -> Removed | None:
+    def _unneeded(self, kind: str, key: str, needed: set[Place]) -> PrunedFolder | None:
         folder, size = self.cache_dir / kind / key, 0
         try:
             used_s = folder.stat().st_mtime
@@ -156,7 +156,7 @@ class _Sweep:
                 size += sum(os.lstat(os.path.join(directory, name)).st_blocks * 512 for name in names)
         except FileNotFoundError:
             return None  # somebody else was faster
-        return Removed(kind=kind, key=key, bytes=size, unused_days=max(0.0, self.now_s - used_s) / 86_400)
+        return PrunedFolder(kind=kind, key=key, bytes=size, unused_days=max(0.0, self.now_s - used_s) / 86_400)
 
 
 def _current(settings: Settings) -> set[Place]:
