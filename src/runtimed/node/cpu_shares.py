@@ -59,7 +59,7 @@ def guarantee(pid: int, floor_millis: int, *, paths: HostPaths | None = None) ->
 
 def _into_group(paths: HostPaths, pids: list[int], floor_millis: int) -> None:
     """Raises OSError where the service may not divide its own group."""
-    own = paths.cgroups / _own_group(paths.proc).lstrip("/")
+    own = _divided(paths)
     shared = own / "cgroup.subtree_control"
     if "cpu" not in shared.read_text().split():
         shared.write_text("+cpu")
@@ -71,6 +71,15 @@ def _into_group(paths: HostPaths, pids: list[int], floor_millis: int) -> None:
     (group / "cpu.weight").write_text(str(max(1, min(10_000, floor_millis * WEIGHT_PER_CORE // 1000))))
     for pid in pids:
         (group / "cgroup.procs").write_text(str(pid))
+
+
+def _divided(paths: HostPaths) -> Path:
+    """The group to divide: our own, or that of our unit where systemd has put us into a subgroup of it.
+
+    A group with processes in it cannot be divided, so that a unit needs `Delegate=yes` and `DelegateSubgroup=`.
+    """
+    own = paths.cgroups / _own_group(paths.proc).lstrip("/")
+    return own.parent if own.parent.name.endswith(".service") else own
 
 
 def _own_group(proc: Path) -> str:

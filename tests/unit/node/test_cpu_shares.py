@@ -31,12 +31,12 @@ def machine() -> Iterator[subprocess.Popen[str]]:
     process.communicate("\n", timeout=10)
 
 
-def host_with(tmp_path: Path, *, controllers: str) -> HostPaths:
+def host_with(tmp_path: Path, *, controllers: str, group: str = "service") -> HostPaths:
     """A /proc whose service is in a cgroup of version 2, and that group's files."""
     (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/service\n")
-    (tmp_path / "cgroup/service").mkdir(parents=True)
-    (tmp_path / "cgroup/service/cgroup.subtree_control").write_text(controllers)
+    (tmp_path / "proc/self/cgroup").write_text(f"0::/{group}\n")
+    (tmp_path / "cgroup" / group).mkdir(parents=True)
+    (tmp_path / "cgroup" / group / "cgroup.subtree_control").write_text(controllers)
     return HostPaths(cgroups=tmp_path / "cgroup", proc=tmp_path / "proc")
 
 
@@ -49,6 +49,16 @@ def test_where_the_service_may_divide_its_group_a_machine_has_a_weight_of_its_ow
     assert groups == ["runtime-floor-4711"]
     assert (tmp_path / "cgroup/service/runtime-floor-4711/cpu.weight").read_text() == "2000"
     assert (tmp_path / "cgroup/service/runtime-floor-4711/cgroup.procs").read_text() == "4711"
+
+
+def test_in_a_subgroup_of_a_unit_it_is_the_units_group_that_is_divided(tmp_path: Path) -> None:
+    paths = host_with(tmp_path, controllers="", group="system.slice/runtime.service/service")
+    unit = tmp_path / "cgroup/system.slice/runtime.service"
+    (unit / "cgroup.subtree_control").write_text("")
+
+    assert guarantee(4711, 500, paths=paths) == "cgroup"
+    assert (unit / "cgroup.subtree_control").read_text() == "+cpu"
+    assert (unit / "runtime-floor-4711/cpu.weight").read_text() == "500"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may let a process go before others")
