@@ -20,6 +20,7 @@ from runtimed.node.build import NodePlan, make_node
 from runtimed.node.node import LocalNode, NodeLimits
 from runtimed.node.vmm import space
 from runtimed.node.vmm.chains import LAYERS_MAX
+from runtimed.wire.streams import Stream
 
 pytestmark = pytest.mark.system
 
@@ -27,6 +28,22 @@ SHAPE = Shape(vcpu=1, memory_mib=512, disk_mib=3072)
 NEW = Shape(vcpu=2, memory_mib=640, disk_mib=3072)
 """Nothing is prepared for it."""
 NO_SPARES = NodeLimits(spares=0)
+
+
+class Door:
+    """A way out that lets nothing through, and remembers for whom it was asked."""
+
+    ca_pem = ""
+
+    def __init__(self) -> None:
+        self.asked: set[SandboxId] = set()
+
+    def opened(self, sandbox_id: SandboxId, stream: Stream) -> None:
+        self.asked.add(sandbox_id)
+        stream.reset("forbidden", "nothing goes out of here")
+
+
+DOOR = Door()
 
 
 class OneImage:
@@ -58,6 +75,7 @@ async def make(tmp_path: Path, image: ImageFiles, qemu: QemuInstall, limits: Nod
         default_shape=SHAPE,
         accel="tcg",
         limits=limits,
+        way_out=DOOR,
     )
     (tmp_path / "state").mkdir(exist_ok=True)
     return await make_node(plan, qemu=qemu, images=OneImage(image), clock=SystemClock(), progress=print)
@@ -182,6 +200,8 @@ async def test_the_first_machine_of_a_shape_boots_can_be_kept_and_copied_and_lat
     assert "booting the first machine" in await wait_for("a word on the boot", told, within_s=30)
     assert (await starting).how == "cold"
     assert node.doing(first.sandbox_id) is None
+    await said(node, first, "curl -s -m 20 http://example.com/")
+    assert first.sandbox_id in DOOR.asked  # SN-11: the policy is its own from its first instruction on
     await said(node, first, "echo memory > /dev/shm/x; echo disk > /workspace/f; sync")
     server = Command(argv=("sleep", "3600"), timeout_ms=3_600_000)
     await node.guest(first.sandbox_id).processes.spawn(ProcessId(new_id()), server)
@@ -221,6 +241,8 @@ async def test_the_copy_of_a_disk_has_the_size_that_was_asked_and_can_be_paused(
 
     copy = spec(Shape(vcpu=2, memory_mib=768, disk_mib=6144), snapshot_id="disk")
     assert (await node.start(copy)).how == "cold"
+    await said(node, copy, "curl -s -m 20 http://example.com/")
+    assert copy.sandbox_id in DOOR.asked
 
     size = "df -BM --output=size / | tail -1 | tr -dc 0-9"
     seen = f"cat /workspace/f; nproc; test $({size}) -gt 5500 && echo grown"
