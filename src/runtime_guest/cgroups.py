@@ -207,10 +207,6 @@ class Cgroups:
         if self._real:
             _write(f"{self._root}/runtime/cgroup.freeze", "1")
 
-    def is_held(self) -> bool:
-        """Whether all of it has come to its stop."""
-        return "frozen 1" in _read(f"{self._root}/runtime/cgroup.events")
-
     def release(self) -> None:
         """Let it go on. Idempotent."""
         if self._real:

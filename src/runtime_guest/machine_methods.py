@@ -16,7 +16,6 @@ from runtime_guest.streams import Stream
 
 HELD_MAX_S = 10.0
 """On the machine's own clock, which stands while its processors do. Then its programs go on, whatever was planned."""
-STILL_WITHIN_S, STILL_EVERY_S = 0.25, 0.002
 RESIZE_TOOL = "/run/runtime/guest/bin/resize2fs"
 
 
@@ -32,15 +31,14 @@ class MachineMethods:
         await stream.send_message({}, last=True)
 
     async def hold(self, stream: Stream, params: dict[str, Any]) -> None:
-        """Stop what commands have started until `identify`: no copy of it runs before it has its own identity."""
-        loop = asyncio.get_running_loop()
+        """Stop what commands have started until `identify`: no copy of it runs before it has its own identity.
+
+        Nobody waits for them to be still: the kernel lets none of them return to its program from here on.
+        """
         self._release()
         self._cgroups.hold()
-        self._held = loop.call_later(HELD_MAX_S, self._release)
-        until = loop.time() + STILL_WITHIN_S
-        while not (still := self._cgroups.is_held()) and loop.time() < until:
-            await asyncio.sleep(STILL_EVERY_S)
-        await stream.send_message({"held": still}, last=True)
+        self._held = asyncio.get_running_loop().call_later(HELD_MAX_S, self._release)
+        await stream.send_message({}, last=True)
 
     def _release(self) -> None:
         if self._held is not None:

@@ -63,8 +63,7 @@ class Keeper:
     async def hold(self, held: Held) -> None:
         """Nothing of a user runs from here on until the machine, or a copy of it, has its identity and the time."""
         try:
-            if not await held.guest.hold():
-                _log.info("sandbox %s has programs that do not stop; it is captured as it is", held.spec.sandbox_id)
+            await held.guest.hold()
         except (RuntimedError, OSError) as failure:
             _log.warning("sandbox %s is captured without being held: %s", held.spec.sandbox_id, failure)
 

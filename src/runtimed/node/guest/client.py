@@ -82,12 +82,12 @@ class GuestClient:
         host_s = sent_wall_s + round_trip_s - (round_trip_s - worked_s) / 2
         return Identified(clock_skew_ms=(guest_s - host_s) * 1e3, entropy_reseeded=reseeded)
 
-    async def hold(self) -> bool:
-        """Stop what commands have started until the next `identify`; whether all of it has stopped.
+    async def hold(self) -> None:
+        """Stop what commands have started until the next `identify`.
 
         Raises GuestUnresponsive, MachineGone, Interrupted.
         """
-        return await ask(self.channel, "machine.hold", {}, lambda r: r.boolean("held"), within_s=HOLD_WITHIN_S)
+        await self.channel.request("machine.hold", {}, within_s=HOLD_WITHIN_S)
 
     async def ping(self) -> None:
         """Raises GuestUnresponsive, MachineGone."""
