@@ -14,7 +14,7 @@ from pathlib import Path
 from runtimed.core.errors import RuntimedError
 from runtimed.core.specs import MachineSpec
 from runtimed.node.channel import Channel
-from runtimed.node.kept import DISK, KeptRecord, spec_from
+from runtimed.node.kept import DISK, KeptRecord, spec_from, taken_disks
 from runtimed.node.parts import NodeParts, Ready
 from runtimed.node.starting import ANSWER_S, Starter
 from runtimed.node.vmm import journal
@@ -30,6 +30,7 @@ Adopted = tuple[MachineSpec, Ready, int]
 async def adopt(parts: NodeParts, starter: Starter) -> list[Adopted]:
     """Machines that live and answer. All else of an earlier service is on the shelf or gone when this returns."""
     taken: list[Adopted] = []
+    await _give_disks_back(parts)
     for directory in journal.machines(parts.machines):
         record = journal.read(directory)
         if record is None or record.sandbox is None or record.template is None:
@@ -39,12 +40,28 @@ async def adopt(parts: NodeParts, starter: Starter) -> list[Adopted]:
         ready = await _take_over(parts, starter, record, record.template, spec)
         if ready is not None:
             taken.append((spec, ready, generation))
+            parts.room.sandboxes.remove(spec.sandbox_id)  # what it woke from
             _log.info("adopted the machine of sandbox %s", spec.sandbox_id)
             continue
         await _keep_disk(parts, record, record.template, spec)
     _finish_pauses(parts)
     parts.room.sweep()
     return taken
+
+
+async def _give_disks_back(parts: NodeParts) -> None:
+    """A wake or a restart that the service died in: its machine is nobody's yet, and has somebody's only disk."""
+    shelf = parts.room.sandboxes
+    for owner, machine_id in taken_disks(parts.machines.parent).items():
+        machine, kept = journal.read(parts.machines / machine_id), shelf.find(owner)
+        if machine is None or machine.sandbox is not None or kept is None or parts.memory is None:
+            continue
+        shelf.write(shelf.folder(owner), replace(kept, mode="disk"))  # the memory must not meet a disk that has gone on
+        try:
+            await parts.memory.release(machine.plan, shelf.folder(owner) / DISK)
+            _log.info("took the disk of sandbox %s back, which was being started", owner)
+        except (RuntimedError, OSError, ValueError) as failure:
+            _log.warning("the disk of sandbox %s could not be taken back: %s", owner, failure)
 
 
 async def _take_over(

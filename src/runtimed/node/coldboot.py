@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from runtimed.core.errors import HostUnavailable, RuntimedError, StartFailed
 from runtimed.node.channel import Channel
@@ -23,35 +24,45 @@ BOOT_S = 120.0
 WATCH_EVERY_S = 0.5
 
 
+@dataclass(frozen=True, kw_only=True)
+class BootWay:
+    """A boot in another way than `driver.boot`."""
+
+    begin: Callable[[], Awaitable[None]]
+    undo: Callable[[], Awaitable[None]] | None = None
+    """Ends it in another way than `driver.kill`."""
+
+
 async def boot_watched(
     driver: VmmDriver,
     plan: MachinePlan,
     *,
-    begin: Callable[[], Awaitable[None]] | None = None,
+    way: BootWay | None = None,
     attempts: int = ATTEMPTS,
     patience: float = 1.0,
 ) -> Channel:
     """A booted machine with its channel open. If this raises or is cancelled, nothing of it is left.
 
-    `begin` starts its process in another way than `driver.boot`. A machine that is to leave the processor to others
-    gets more `patience`: so many times the usual wait.
+    A machine that is to leave the processor to others gets more `patience`: so many times the usual wait.
 
     Raises:
         HostUnavailable: the host refused to start it at all.
         StartFailed: it was started and never answered; the message has the end of its console.
     """
     said = ""
+    begin = way.begin if way else lambda: driver.boot(plan)
+    end = way.undo if way and way.undo else lambda: driver.kill(plan.machine_id)
     for attempt in range(1, attempts + 1):
-        await (driver.boot(plan) if begin is None else begin())
+        await begin()
         try:
             channel, said = await _first_answer(driver, plan, patience)
         except BaseException:
-            await driver.kill(plan.machine_id)
+            await end()
             raise
         if channel is not None:
             return channel
         _log.warning("boot %d of %d made no progress; console ends with: %s", attempt, attempts, said)
-        await driver.kill(plan.machine_id)
+        await end()
     raise StartFailed(
         f"image {plan.image.name} did not boot: its agent never answered in {attempts} attempts"
         + (f"; the console ends with: {said}" if said else ""),

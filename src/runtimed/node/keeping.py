@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Literal
 
 from runtimed.core.errors import HostUnavailable, NotFound, RuntimedError, StartFailed, Unavailable
+from runtimed.core.ids import SandboxId
 from runtimed.core.specs import MachineSpec, Started, Stored
 from runtimed.core.tasks import spawn
 from runtimed.node.channel import Channel
+from runtimed.node.coldboot import BootWay, boot_watched
 from runtimed.node.guest import GuestClient
 from runtimed.node.kept import DISK, KeptRecord, Shelf
 from runtimed.node.parts import Held, NodeParts, Ready, Steps
-from runtimed.node.starting import ANSWER_S, BOOT_S, How, Starter, started
+from runtimed.node.starting import ANSWER_S, How, Starter, started
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.base import Kept, MachinePlan, MemoryDriver, Template
 from runtimed.node.vmm.chains import LAYERS_MAX, flatten
@@ -40,6 +42,14 @@ COPIES_AT_ONCE = 4
 """Copies of a fork that start at the same time; more only wait for each other's processor."""
 SHARED_FROM = 3
 """From so many copies on they share one file of the captured memory; for fewer its making costs more than it saves."""
+
+
+_NOT_UP = (OSError, LookupError, EOFError, TimeoutError, HostUnavailable)
+"""What a driver raises when a machine did not come up."""
+
+
+DISK_PATIENCE = 2.0
+"""A disk that somebody has filled may be looked over for longer than an image's."""
 
 
 class _RanAndLost(Exception):
@@ -136,12 +146,13 @@ class Keeper:
             failure.hint = "Its disk is there: restart boots it from that."
             raise
         except _RanAndLost as lost:
-            # The disk may have gone on: the memory must never meet it again.
-            shelf.write(shelf.folder(spec.sandbox_id), replace(record, mode="disk"))
             raise StartFailed(f"it ran and did not answer: {lost}", hint="Restart boots it from its disk.") from lost
-        _remove_later(shelf.put_aside(spec.sandbox_id))
-        self._room.sweep()
         return ready, begun, record.generation
+
+    def woken(self, sandbox_id: SandboxId) -> None:
+        """Its machine is its own by that one's record: what is still on the shelf is worth nothing any more."""
+        _remove_later(self._room.sandboxes.put_aside(sandbox_id))
+        self._room.sweep()
 
     async def copy(self, spec: MachineSpec) -> tuple[Ready, Started]:
         """A new machine that begins as a snapshot; one of a disk alone may have another size, its disk a larger one."""
@@ -322,32 +333,53 @@ class Keeper:
         """
         steps = Steps()
         plan = replace(self._starter.plan(record.plan.image, record.plan.shape), layers=record.plan.layers)
-        cold = how == "cold"
-        try:
-            if cold:
-                self._starter.doing[spec.sandbox_id] = "booting its disk: about 20 s without KVM"
-                await self.driver.boot_disk(plan, record.template, kept.disk)
-            else:
+        if kept.disk is not None:
+            self._room.sandboxes.take(spec.sandbox_id, plan.machine_id)
+        if how == "cold":
+            self._starter.doing[spec.sandbox_id] = "booting its disk: about 20 s without KVM"
+            channel = await self._boot(plan, record, kept)
+        else:
+            try:
                 await self.driver.wake(plan, record.template, kept)
-        except (OSError, LookupError, EOFError, TimeoutError, HostUnavailable) as failure:
-            raise StartFailed(f"what was kept did not come up: {failure}") from failure
+            except _NOT_UP as failure:
+                raise StartFailed(f"what was kept did not come up: {failure}") from failure
+            channel = None
         try:
-            channel = await Channel.open(plan.socket, within_s=BOOT_S if cold else ANSWER_S)
-            steps.done("booted" if cold else "restored")
+            channel = channel or await Channel.open(plan.socket, within_s=ANSWER_S)
+            steps.done("booted" if how == "cold" else "restored")
             ready = Ready(plan=plan, template=record.template, channel=channel)
             self._parts.templates.hold(record.template, plan.directory)
-            identify = self._starter.identify_cold if cold else self._starter.identify
+            identify = self._starter.identify_cold if how == "cold" else self._starter.identify
             identified = await identify(ready, spec, new=new)
             steps.done("ready")
         except BaseException as failure:
-            await asyncio.shield(self._undo(plan, kept))
+            await asyncio.shield(self._undo(plan, record, kept))
             if isinstance(failure, RuntimedError | OSError | TimeoutError):
                 raise _RanAndLost(str(failure)) from failure
             raise
         return ready, started(how, plan.image, steps, identified)
 
-    async def _undo(self, plan: MachinePlan, kept: Kept) -> None:
+    async def _boot(self, plan: MachinePlan, record: KeptRecord, kept: Kept) -> Channel:
+        """Its disk, booted cold; where a boot hangs, the same disk is booted again. Raises like `_bring_up`."""
+        try:
+            return await boot_watched(
+                self.driver,
+                plan,
+                way=BootWay(
+                    begin=lambda: self.driver.boot_disk(plan, record.template, kept.disk),
+                    undo=lambda: asyncio.shield(self._undo(plan, record, kept)),
+                ),
+                patience=DISK_PATIENCE,
+            )
+        except StartFailed as hung:
+            raise _RanAndLost(hung.message) from hung
+        except _NOT_UP as failure:
+            raise StartFailed(f"what was kept did not come up: {failure}") from failure
+
+    async def _undo(self, plan: MachinePlan, record: KeptRecord, kept: Kept) -> None:
+        """End one that ran. Its disk may have gone on: the memory must never meet that again."""
         if kept.disk is not None and not kept.disk.exists():
+            self._room.sandboxes.write(kept.directory, replace(record, mode="disk"))
             await self.driver.release(plan, kept.disk)
         else:
             await self.driver.kill(plan.machine_id)

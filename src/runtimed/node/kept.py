@@ -11,6 +11,7 @@ are of the same moment: the disk moves out when a machine starts from it, and th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -26,6 +27,8 @@ from runtimed.node.vmm.base import Kept, MachinePlan, Template
 from runtimed.node.vmm.journal import machines, plan_from, read, template_from
 
 RECORD, DISK, PAGES = "kept.json", "disk.qcow2", "pages"
+TAKEN_BY = "taken-by"
+"""Names the machine that the disk moves into, until that is a sandbox's by its own record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,10 @@ class Shelf:
             return None
         return gone
 
+    def take(self, owner: str, machine_id: str) -> None:
+        """Before a machine takes the disk: where it is to be found should the service die meanwhile."""
+        (self._root / owner / TAKEN_BY).write_text(machine_id)
+
     def stored(self, owner: str) -> Stored | None:
         """Its sizes, for people and for metering."""
         record, folder = self.find(owner), self._root / owner
@@ -189,6 +196,16 @@ class KeptRoom:
             layer.unlink(missing_ok=True)
         for base in set(self._bases.iterdir()) - bases:
             shutil.rmtree(base, ignore_errors=True)
+
+
+def taken_disks(state_dir: Path) -> dict[str, str]:
+    """Owners whose disk is with a machine that is not theirs yet, and the machine's id."""
+    found = {}
+    for mark in state_dir.glob(f"kept/*/{TAKEN_BY}"):
+        with contextlib.suppress(FileNotFoundError):
+            if not (mark.parent / DISK).exists():
+                found[mark.parent.name] = mark.read_text().strip()
+    return found
 
 
 def spec_from(raw: dict[str, Any]) -> MachineSpec:

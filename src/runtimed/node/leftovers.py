@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtimed.node.kept import taken_disks
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.processes import ProcessMark, same
 
@@ -22,9 +23,11 @@ class Leftover:
 
 def left_over(*, machines: Path, templates: Path) -> list[Leftover]:
     """What is left in these two folders. Whatever belongs to a process that lives is not in the list."""
+    with_a_disk = set(taken_disks(machines.parent).values())  # somebody's only one: the next service takes it
     found = [
         Leftover(line=f"a machine without a service ({path.name})", end=_machine_end(path))
         for path in journal.left_over(machines)
+        if path.name not in with_a_disk
     ]
     for path in (*sorted(templates.glob(".building-*")), *sorted(templates.glob(".discarded-*"))):
         if not _owned(path):

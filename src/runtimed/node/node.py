@@ -156,6 +156,7 @@ class LocalNode:
         try:
             ready, started, generation = await self._keeper.wake(spec, from_disk=from_disk)
             self._hold(ready, spec, generation)
+            self._keeper.woken(spec.sandbox_id)  # only now: a service that died before would have nothing to go by
             return started
         finally:
             self._starting.pop(spec.sandbox_id, None)

@@ -17,7 +17,7 @@ from runtimed.core.errors import GuestUnresponsive, HostUnavailable, RuntimedErr
 from runtimed.core.ids import SandboxId
 from runtimed.core.specs import MachineSpec, Shape, Started
 from runtimed.node.channel import Channel
-from runtimed.node.coldboot import boot_watched
+from runtimed.node.coldboot import BootWay, boot_watched
 from runtimed.node.guest import GuestClient, Identified, Identity
 from runtimed.node.parts import NodeParts, Ready, Steps
 from runtimed.node.spares import Kind, Spares, SpareSupply
@@ -106,7 +106,7 @@ class Starter:
         try:
             plan = self.plan(image, spec.shape)
             base = await driver.blanks.make(room.new_base(), spec.shape, None)
-            channel = await boot_watched(driver, plan, begin=lambda: driver.boot_disk(plan, base, None))
+            channel = await boot_watched(driver, plan, way=BootWay(begin=lambda: driver.boot_disk(plan, base, None)))
             ready = Ready(plan=plan, template=base, channel=channel)
             steps.done("booted")
             try:

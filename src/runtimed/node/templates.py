@@ -22,7 +22,7 @@ from runtimed.core.boot import ImageFiles
 from runtimed.core.specs import Shape
 from runtimed.node import unused
 from runtimed.node.channel import Channel
-from runtimed.node.coldboot import boot_watched
+from runtimed.node.coldboot import BootWay, boot_watched
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.base import MachinePlan, Template, VmmDriver
 from runtimed.node.vmm.processes import ProcessMark, mark, same, step_back
@@ -152,7 +152,9 @@ class Templates:
                 if background and (pid := driver.vmm_pid(machine_id)) is not None:
                     step_back(pid)
 
-            channel = await boot_watched(driver, plan, begin=begin, patience=PATIENCE if background else 1.0)
+            channel = await boot_watched(
+                driver, plan, way=BootWay(begin=begin), patience=PATIENCE if background else 1.0
+            )
             try:
                 await self._maker.warm(channel)
             finally:
