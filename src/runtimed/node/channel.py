@@ -210,7 +210,7 @@ class Channel:
             except TimeoutError:
                 left_s -= wait_s
                 wait_s = min(wait_s * HELLO_GROWTH, HELLO_SLOWEST_S)
-        return False
+        return self._answered.is_set() and not self.closed.done()  # the answer may come with the last timeout
 
     def _greeted(self, hello: frames.HelloReceived) -> None:
         if hello.fresh:

@@ -277,3 +277,11 @@ async def test_a_guest_that_never_tells_the_end_of_a_command_is_not_waited_for_w
             command = Command(argv=("true",), timeout_ms=10)
             await GuestClient(channel).processes.capture(ProcessId("p"), command, keep_bytes=1)
         await channel.close()
+
+
+async def test_an_answer_that_comes_with_the_last_timeout_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "RECONNECT_AFTER_S", 0.0)
+    channel = Channel()
+    channel._answered.set()
+
+    assert await channel._greet()

@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,14 @@ from runtimed.core.boot import ImageFiles
 from runtimed.core.specs import Shape
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.base import MachinePlan, Template
-from runtimed.node.vmm.processes import ProcessMark, end, mark, same
+from runtimed.node.vmm.processes import ProcessMark, end, mark, same, started_for
+
+
+def wait_until(probe: Callable[[], bool], within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not probe():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def record_of(directory: Path, *, owner: ProcessMark | None, vmm: ProcessMark | None) -> journal.MachineRecord:
@@ -91,3 +100,23 @@ def test_ending_a_machine_of_the_journal_kills_its_processes_and_removes_its_fol
 
     assert vmm.wait(timeout=10) == -9
     assert not directory.exists()
+
+
+def test_a_machine_whose_service_died_before_it_wrote_the_marks_is_ended_all_the_same(tmp_path: Path) -> None:
+    """With a jail, which names its folder and has the machine as its child; without, where that stands in the folder."""
+    own, elsewhere = tmp_path / "machine" / "own", tmp_path / "other" / "own"
+    for folder in (own, elsewhere):
+        folder.mkdir(parents=True)
+    jail = subprocess.Popen(["sh", "-c", "sleep 60 & wait", "sh", own])
+    bare = subprocess.Popen(["sleep", "60"], cwd=own)
+    other = subprocess.Popen(["sh", "-c", "sleep 60", "sh", f"{own}er"], cwd=elsewhere)
+    wait_until(lambda: len(started_for(own)) == 3)
+    children = [seen for seen in started_for(own) if seen.pid not in (jail.pid, bare.pid)]
+    journal.write(record_of(tmp_path / "machine", owner=None, vmm=None))
+
+    journal.end_machine(tmp_path / "machine")
+
+    assert (jail.wait(10), bare.wait(10), other.poll()) == (-9, -9, None)
+    wait_until(lambda: not same(children[0]))
+    other.kill()
+    other.wait()

@@ -11,6 +11,7 @@ from runtimed.core.specs import Shape
 
 AGENT_SOCKET = "agent.sock"
 """Name of the channel's Unix socket in the machine's own folder; the driver listens, the node connects."""
+OWN = "own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class MachinePlan:
     def own(self) -> Path:
         """The only folder that the machine's process may write. What is in it may be anything if that is hostile:
         nothing there is believed, and no name there is followed."""
-        return self.directory / "own"
+        return self.directory / OWN
 
     @property
     def socket(self) -> Path:

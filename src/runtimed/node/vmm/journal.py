@@ -14,8 +14,8 @@ from typing import Any
 
 from runtimed.core.boot import ImageFiles
 from runtimed.core.specs import Shape
-from runtimed.node.vmm.base import MachinePlan, Template
-from runtimed.node.vmm.processes import ProcessMark, end, same
+from runtimed.node.vmm.base import OWN, MachinePlan, Template
+from runtimed.node.vmm.processes import ProcessMark, end, same, started_for
 
 RECORD = "machine.json"
 
@@ -107,8 +107,15 @@ def _is_owned(record: MachineRecord | None) -> bool:
 
 def end_machine(directory: Path) -> None:
     """Kill what the record names and remove the folder. Idempotent."""
-    record = read(directory)
-    for seen in (record.vmm, record.jail) if record else ():
-        if seen is not None:
-            end(seen)
+    for seen in processes(directory):
+        end(seen)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def processes(directory: Path) -> list[ProcessMark]:
+    """What the machine's record names, or where its service died before that was written, what there is of it."""
+    record = read(directory)
+    marks = [seen for seen in (record.vmm, record.jail) if seen is not None] if record else []
+    if marks or not directory.is_dir():
+        return marks
+    return started_for(directory / OWN)

@@ -161,10 +161,11 @@ class QemuDriver:
 
     async def _end(self, machine_id: str) -> None:
         """End the process and leave the folder as it is. Idempotent."""
-        record = journal.read(self._root / machine_id)
         child = self._children.get(machine_id)
-        marks = [seen for seen in (record.vmm, record.jail) if seen is not None] if record else []
-        marks += [child.vmm, child.jail] if child else []
+        if child is not None:
+            marks = [child.vmm, child.jail]
+        else:
+            marks = await asyncio.to_thread(journal.processes, self._root / machine_id)
         for seen in marks:
             end(seen)
         if child is not None:
