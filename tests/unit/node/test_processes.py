@@ -103,7 +103,7 @@ def test_ending_a_machine_of_the_journal_kills_its_processes_and_removes_its_fol
 
 
 def test_a_machine_whose_service_died_before_it_wrote_the_marks_is_ended_all_the_same(tmp_path: Path) -> None:
-    """With a jail, which names its folder and has the machine as its child; without, where that stands in the folder."""
+    """With a jail, which names its folder and has the machine as its child; without, where it stands in the folder."""
     own, elsewhere = tmp_path / "machine" / "own", tmp_path / "other" / "own"
     for folder in (own, elsewhere):
         folder.mkdir(parents=True)
