@@ -107,7 +107,7 @@ def test_a_machine_whose_service_died_before_it_wrote_the_marks_is_ended_all_the
     own, elsewhere = tmp_path / "machine" / "own", tmp_path / "other" / "own"
     for folder in (own, elsewhere):
         folder.mkdir(parents=True)
-    jail = subprocess.Popen(["sh", "-c", "sleep 60 & wait", "sh", own])
+    jail = subprocess.Popen(["sh", "-c", "sleep 60 & read _", "sh", own], stdin=subprocess.PIPE)
     bare = subprocess.Popen(["sleep", "60"], cwd=own)
     other = subprocess.Popen(["sh", "-c", "sleep 60", "sh", f"{own}er"], cwd=elsewhere)
     wait_until(lambda: len(started_for(own)) == 3)
