@@ -109,7 +109,7 @@ def test_a_machine_whose_service_died_before_it_wrote_the_marks_is_ended_all_the
         folder.mkdir(parents=True)
     jail = subprocess.Popen(["sh", "-c", "sleep 60 & read _", "sh", own], stdin=subprocess.PIPE)
     bare = subprocess.Popen(["sleep", "60"], cwd=own)
-    other = subprocess.Popen(["sh", "-c", "sleep 60", "sh", f"{own}er"], cwd=elsewhere)
+    other = subprocess.Popen(["sh", "-c", "read _", "sh", f"{own}er"], cwd=elsewhere, stdin=subprocess.PIPE)
     wait_until(lambda: len(started_for(own)) == 3)
     children = [seen for seen in started_for(own) if seen.pid not in (jail.pid, bare.pid)]
     journal.write(record_of(tmp_path / "machine", owner=None, vmm=None))
