@@ -105,6 +105,10 @@ def _children(path: str) -> list[str]:
         return []
 
 
+_LOOKS = 2
+"""Nobody is there when nobody was seen twice: one may fork while the list is read, and one in its exec has no mark."""
+
+
 class ProcessTree:
     """What a command started, found by parent, session and a mark in the environment."""
 
@@ -119,9 +123,11 @@ class ProcessTree:
         return -1
 
     def kill(self) -> None:
-        for _ in range(50):  # A process can fork while the list is read: look again until there is nobody.
+        nobody = 0
+        for _ in range(50):
             found = self._members()
-            if not found:
+            nobody = 0 if found else nobody + 1
+            if nobody == _LOOKS:
                 return
             for pid in found:
                 try:
@@ -130,7 +136,7 @@ class ProcessTree:
                     continue
 
     def remove(self) -> bool:
-        return not self._members()
+        return not any(self._members() for _ in range(_LOOKS))
 
     def oom_kills(self) -> int:
         return 0

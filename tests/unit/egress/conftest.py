@@ -150,7 +150,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
             sealer=Sealer(bytes(32)),
             audit=Audit(tmp_path / "egress.jsonl", now_s=SystemClock().now_s, failed=pytest.fail),
             limits=EgressLimits(connections=20),
-            response_s=0.5,
+            response_s=3,  # a busy host answers late
         )
     )
     made = House(gateway, sockets, joined(lambda stream: gateway.opened(SANDBOX, stream)), tmp_path)
