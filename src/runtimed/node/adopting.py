@@ -14,10 +14,10 @@ from pathlib import Path
 from runtimed.core.errors import RuntimedError
 from runtimed.core.specs import MachineSpec
 from runtimed.node.channel import Channel
-from runtimed.node.kept import DISK, KeptRecord, spec_from, taken_disks
+from runtimed.node.kept import DISK, KeptRecord, finish_layers, has_unfinished_disk, spec_from, taken_disks
 from runtimed.node.parts import NodeParts, Ready
 from runtimed.node.starting import ANSWER_S, Starter
-from runtimed.node.vmm import journal
+from runtimed.node.vmm import journal, splitting
 from runtimed.node.vmm.base import Template
 from runtimed.node.vmm.processes import mark, same
 
@@ -30,6 +30,7 @@ Adopted = tuple[MachineSpec, Ready, int]
 async def adopt(parts: NodeParts, starter: Starter) -> list[Adopted]:
     """Machines that live and answer. All else of an earlier service is on the shelf or gone when this returns."""
     taken: list[Adopted] = []
+    finish_layers(parts.machines.parent)
     await _give_disks_back(parts)
     for directory in journal.machines(parts.machines):
         record = journal.read(directory)
@@ -37,16 +38,26 @@ async def adopt(parts: NodeParts, starter: Starter) -> list[Adopted]:
             await _end(parts, directory)
             continue
         spec, generation = spec_from(record.sandbox), int(record.sandbox.get("generation", 0))
-        ready = await _take_over(parts, starter, record, record.template, spec)
+        template, record = record.template, _with_its_layers(record)
+        ready = await _take_over(parts, starter, record, template, spec)
         if ready is not None:
             taken.append((spec, ready, generation))
             parts.room.sandboxes.remove(spec.sandbox_id)  # what it woke from
             _log.info("adopted the machine of sandbox %s", spec.sandbox_id)
             continue
-        await _keep_disk(parts, record, record.template, spec)
+        await _keep_disk(parts, record, template, spec)
     _finish_pauses(parts)
     parts.room.sweep()
     return taken
+
+
+def _with_its_layers(record: journal.MachineRecord) -> journal.MachineRecord:
+    """A fork or a snapshot that the service died in may have put one more below the disk."""
+    try:
+        return replace(record, plan=splitting.settled(record.plan))
+    except (RuntimedError, OSError) as failure:
+        _log.warning("the disk of machine %s is not what it should be: %s", record.plan.machine_id, failure)
+        return record
 
 
 async def _give_disks_back(parts: NodeParts) -> None:
@@ -87,6 +98,9 @@ async def _keep_disk(parts: NodeParts, record: journal.MachineRecord, template: 
     if parts.memory is None:
         await _end(parts, record.plan.directory)
         return
+    if has_unfinished_disk(shelf, spec.sandbox_id):  # `_finish_pauses` puts it in place
+        await _end(parts, record.plan.directory)
+        return
     written = shelf.unfinished_record(spec.sandbox_id)
     folder = shelf.unfinished_folder(spec.sandbox_id) if written else shelf.begin(spec.sandbox_id)
     kept = written or KeptRecord(mode="disk", generation=0, plan=record.plan, template=template, spec=spec)
@@ -102,13 +116,18 @@ async def _keep_disk(parts: NodeParts, record: journal.MachineRecord, template: 
 
 
 def _finish_pauses(parts: NodeParts) -> None:
-    """A pause that died after the disk had moved is whole; one before it has gone on, or was kept above."""
+    """A pause that died after the disk had moved is whole; one before it has gone on, or was kept above.
+
+    A snapshot that was not finished was promised to nobody.
+    """
     shelf = parts.room.sandboxes
     for owner in shelf.unfinished():
-        if shelf.unfinished_record(owner) is not None and (shelf.unfinished_folder(owner) / DISK).exists():
+        if has_unfinished_disk(shelf, owner):
             shelf.finish(owner)
         else:
             shelf.give_up(owner)
+    for snapshot_id in parts.room.snapshots.unfinished():
+        parts.room.snapshots.give_up(snapshot_id)
 
 
 async def _end(parts: NodeParts, directory: Path) -> None:

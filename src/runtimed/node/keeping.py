@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,11 +24,12 @@ from runtimed.core.tasks import spawn
 from runtimed.node.channel import Channel
 from runtimed.node.coldboot import BootWay, boot_watched
 from runtimed.node.guest import GuestClient
-from runtimed.node.kept import DISK, KeptRecord, Shelf
+from runtimed.node.kept import ABOVE, DISK, KeptRecord, Shelf, has_unfinished_disk
 from runtimed.node.parts import Held, NodeParts, Ready, Steps
 from runtimed.node.starting import ANSWER_S, How, Starter, started
-from runtimed.node.vmm import journal
+from runtimed.node.vmm import journal, splitting
 from runtimed.node.vmm.base import Kept, MachinePlan, MemoryDriver, Template
+from runtimed.node.vmm.blank import EMPTY
 from runtimed.node.vmm.chains import LAYERS_MAX, flatten
 from runtimed.node.vmm.merging import merged_base
 from runtimed.node.vmm.space import check_room_for_memory
@@ -84,8 +84,12 @@ class Keeper:
             await asyncio.to_thread(check_room_for_memory, self._parts.machines, pid, held.template)
 
     async def freeze(self, held: Held) -> None:
-        """Stop the vCPUs and end what reads along; the readers have their cursors."""
-        await self.driver.freeze(held.plan)
+        """Stop the vCPUs and end what reads along; the readers have their cursors. If this raises, it goes on."""
+        try:
+            await self.driver.freeze(held.plan)
+        except BaseException:
+            await asyncio.shield(self._go_on(held))
+            raise
         held.frozen = True
         await held.channel.close("the sandbox was paused", for_a_pause=True)
 
@@ -106,8 +110,15 @@ class Keeper:
         return await self._release(held, folder)
 
     async def keep_disk(self, held: Held) -> Stored:
-        """End a machine, frozen or dead, and put its disk alone on the shelf."""
+        """End a machine, frozen or dead, and put its disk alone on the shelf.
+
+        Where an earlier write had got as far as the disk, that one is put in place, with its memory if it has some.
+        """
         owner, shelf = held.spec.sandbox_id, self._room.sandboxes
+        if has_unfinished_disk(shelf, owner):  # the only one there is: to begin anew would be to remove it
+            return await self._shelve(shelf, owner, held.template)
+        if not held.plan.directory.exists() and (stored := shelf.stored(owner)) is not None:
+            return stored  # nobody had heard of it
         folder = shelf.begin(owner)
         shelf.write(folder, self._record(held, "disk"))
         return await self._release(held, folder)
@@ -249,9 +260,13 @@ class Keeper:
         folder = shelf.begin(snapshot_id)
         try:
             layer = self._room.new_layer()
-            await asyncio.to_thread(_under_both, source / DISK, layer, record.template)
+            above = source / f"{ABOVE}{layer.name}"
+            await asyncio.to_thread(shutil.copyfile, record.template.directory / EMPTY, above)
             plan = replace(record.plan, layers=(*record.plan.layers, layer))
+            layer.hardlink_to(source / DISK)  # from here to the rename nothing is awaited, and a kill loses nothing
             self._room.sandboxes.write(source, replace(record, plan=plan))
+            above.rename(source / DISK)
+            layer.chmod(0o444)
             if mode == "memory":
                 for name in CAPTURED:
                     (folder / name).hardlink_to(source / name)
@@ -267,22 +282,33 @@ class Keeper:
         """Stop the source, freeze its disk as a layer, write what it owns of memory, let it go on."""
         await self._shorten(held)
         layer = self._room.new_layer()
-        if mode == "memory":
-            await self.hold(held)
-        await self.driver.freeze(held.plan)
         try:
             if mode == "memory":
+                await self.hold(held)
+            await self.driver.freeze(held.plan)
+            if mode == "memory":
                 await self.driver.keep(held.plan, held.template, folder)
+            splitting.begin(held.plan, layer)
             await self.driver.split_disk(held.plan, layer)
-            self._below(held, (*held.plan.layers, layer))
+            held.plan = splitting.settled(held.plan)
         finally:
-            await asyncio.shield(self.driver.thaw(held.plan))
+            await asyncio.shield(self._go_on(held))
+        return self._record(held, mode)
+
+    async def _go_on(self, held: Held) -> None:
+        """After a capture, well or not: its vCPUs run, and with the clock of now also what was held of a user."""
+        try:
+            await self.driver.thaw(held.plan)
+        except _NOT_UP as failure:
+            _log.warning("sandbox %s is told to go on once more: %s", held.spec.sandbox_id, failure)
+            await self.driver.thaw(held.plan)
+        finally:
+            held.plan = splitting.settled(held.plan)  # it may have been cut short
         try:
             ready = Ready(plan=held.plan, template=held.template, channel=held.channel)
             await self._starter.identify(ready, held.spec, new=False)
         except (RuntimedError, OSError, TimeoutError) as failure:
-            _log.warning("the clock of sandbox %s was not set after a copy: %s", held.spec.sandbox_id, failure)
-        return self._record(held, mode)
+            _log.warning("the clock of sandbox %s was not set after a capture: %s", held.spec.sandbox_id, failure)
 
     async def _shorten(self, held: Held) -> None:
         """A machine that was often copied starts no slower for it: its layers become its own disk again."""
@@ -335,15 +361,13 @@ class Keeper:
         plan = replace(self._starter.plan(record.plan.image, record.plan.shape), layers=record.plan.layers)
         if kept.disk is not None:
             self._room.sandboxes.take(spec.sandbox_id, plan.machine_id)
-        if how == "cold":
-            self._starter.doing[spec.sandbox_id] = "booting its disk: about 20 s without KVM"
-            channel = await self._boot(plan, record, kept)
-        else:
-            try:
-                await self.driver.wake(plan, record.template, kept)
-            except _NOT_UP as failure:
-                raise StartFailed(f"what was kept did not come up: {failure}") from failure
-            channel = None
+        written_ns = kept.disk.stat().st_mtime_ns if kept.disk else None
+        try:
+            channel = await self._begin(spec, plan, record, kept, cold=how == "cold")
+        except BaseException:
+            if kept.disk and kept.disk.exists() and kept.disk.stat().st_mtime_ns != written_ns:
+                self._room.sandboxes.write(kept.directory, replace(record, mode="disk"))  # it ran: the memory is old
+            raise
         try:
             channel = channel or await Channel.open(plan.socket, within_s=ANSWER_S)
             steps.done("booted" if how == "cold" else "restored")
@@ -358,6 +382,19 @@ class Keeper:
                 raise _RanAndLost(str(failure)) from failure
             raise
         return ready, started(how, plan.image, steps, identified)
+
+    async def _begin(
+        self, spec: MachineSpec, plan: MachinePlan, record: KeptRecord, kept: Kept, *, cold: bool
+    ) -> Channel | None:
+        """The machine's process; the channel too where it was awaited. Raises like `_bring_up`."""
+        if cold:
+            self._starter.doing[spec.sandbox_id] = "booting its disk: about 20 s without KVM"
+            return await self._boot(plan, record, kept)
+        try:
+            await self.driver.wake(plan, record.template, kept)
+        except _NOT_UP as failure:
+            raise StartFailed(f"what was kept did not come up: {failure}") from failure
+        return None
 
     async def _boot(self, plan: MachinePlan, record: KeptRecord, kept: Kept) -> Channel:
         """Its disk, booted cold; where a boot hangs, the same disk is booted again. Raises like `_bring_up`."""
@@ -413,12 +450,3 @@ def _remove_later(folder: Path | None) -> None:
 def sandbox_of(spec: MachineSpec) -> dict[str, object]:
     """What a machine's record says of its sandbox. Values of its environment are not written to disk."""
     return asdict(replace(spec, env={}))
-
-
-def _under_both(disk: Path, layer: Path, template: Template) -> None:
-    """Make a kept disk a layer, and an empty one above it the disk."""
-    fresh = disk.with_name(f".{uuid.uuid4()}")
-    shutil.copyfile(template.directory / "empty.qcow2", fresh)
-    disk.rename(layer)
-    layer.chmod(0o444)
-    fresh.rename(disk)

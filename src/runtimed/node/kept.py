@@ -23,10 +23,13 @@ from typing import Any, Literal
 
 from runtimed.core.ids import SandboxId
 from runtimed.core.specs import MachineSpec, Shape, Stored
+from runtimed.node.vmm import splitting
 from runtimed.node.vmm.base import Kept, MachinePlan, Template
 from runtimed.node.vmm.journal import machines, plan_from, read, template_from
 
 RECORD, DISK, PAGES = "kept.json", "disk.qcow2", "pages"
+ABOVE = ".above-"
+"""With the name of a layer: the disk to be above that, which the disk until now is becoming."""
 TAKEN_BY = "taken-by"
 """Names the machine that the disk moves into, until that is a sandbox's by its own record."""
 
@@ -71,7 +74,10 @@ class Shelf:
         return folder
 
     def write(self, folder: Path, record: KeptRecord) -> None:
-        (folder / RECORD).write_text(json.dumps(asdict(record), default=str))
+        """Replace the folder's record in one step: without one, what is in the folder is nobody's."""
+        temporary = folder / f".{RECORD}"
+        temporary.write_text(json.dumps(asdict(record), default=str))
+        os.replace(temporary, folder / RECORD)
 
     def finish(self, owner: str) -> Stored:
         """Put the folder in place, after its files are on the disk itself."""
@@ -190,12 +196,29 @@ class KeptRoom:
         for directory in machines(self._machines):
             if (machine := read(directory)) is not None:
                 layers.update(machine.plan.layers)
+                if (layer := splitting.under_way(directory)) is not None:
+                    layers.add(layer)
                 if machine.template is not None:
                     bases.add(machine.template.directory)
         for layer in set(self._layers.iterdir()) - layers:
             layer.unlink(missing_ok=True)
         for base in set(self._bases.iterdir()) - bases:
             shutil.rmtree(base, ignore_errors=True)
+
+
+def has_unfinished_disk(shelf: Shelf, owner: str) -> bool:
+    """Whether the disk has moved into a folder that was begun: that is whole, and its machine is gone."""
+    return shelf.unfinished_record(owner) is not None and (shelf.unfinished_folder(owner) / DISK).exists()
+
+
+def finish_layers(state_dir: Path) -> None:
+    """After a crash: what the record of a paused sandbox says lies below its disk is below it. Idempotent."""
+    for above in state_dir.glob(f"kept/*/{ABOVE}*"):
+        record = _read(above.parent)
+        if record is not None and above.name.removeprefix(ABOVE) in {layer.name for layer in record.plan.layers}:
+            above.rename(above.parent / DISK)
+        else:
+            above.unlink()
 
 
 def taken_disks(state_dir: Path) -> dict[str, str]:

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 RECONNECT_S = 10.0
 REFILL_ABOVE, PRESSED_BELOW = 2.0, 1.5
 """Times the memory that is kept free: spares are made above the first, and ended below the second."""
+KEEP_TRIES = 2
+"""For the disk of a machine that died: there is no other, and nobody who could ask again."""
 FLUSH_S = 10.0
 """A guest that does not write its pages in time is ended without: its disk is as after a power cut."""
 
@@ -245,18 +247,20 @@ class LocalNode:
         elif keep_disk:
             await self._end_with_disk(held)
             return
-        await self._drop(held)
+        await self._let_go(held)
         await self._parts.driver.kill(held.plan.machine_id)
+        await self._drop(held)  # only now: who asks again finds it until everything of it is gone
 
     async def _end_with_disk(self, held: Held) -> None:
         try:
-            async with asyncio.timeout(FLUSH_S):
-                await held.guest.flush()
-        except (RuntimedError, TimeoutError) as failure:
-            _log.warning("sandbox %s is ended without a flush: %s", held.spec.sandbox_id, failure)
-        await self._keeper.freeze(held)
-        await self._drop(held)
+            if not held.frozen:
+                async with asyncio.timeout(FLUSH_S):
+                    await held.guest.flush()
+                await self._keeper.freeze(held)
+        except (RuntimedError, OSError, TimeoutError) as failure:
+            _log.warning("sandbox %s is ended as by a power cut: %s", held.spec.sandbox_id, failure)
         await self._keeper.keep_disk(held)
+        await self._drop(held)
 
     async def _drop(self, held: Held) -> None:
         """Forget a machine that is ending."""
@@ -342,11 +346,12 @@ class LocalNode:
         sandbox_id, held.stopping = held.spec.sandbox_id, True
         _log.warning("the machine of sandbox %s ended: %s", sandbox_id, why)
         await self._drop(held)
-        try:
-            if self._parts.memory is not None:
+        for _ in range(KEEP_TRIES if self._parts.memory is not None else 0):
+            try:
                 await self._keeper.keep_disk(held)
-        except (RuntimedError, OSError, ValueError) as failure:
-            _log.warning("the disk of sandbox %s could not be kept: %s", sandbox_id, failure)
+                break
+            except (RuntimedError, OSError, ValueError) as failure:
+                _log.warning("the disk of sandbox %s could not be kept: %s", sandbox_id, failure)
         await self._parts.driver.kill(held.plan.machine_id)
         if self._ended is not None:
             await self._ended(sandbox_id, why)

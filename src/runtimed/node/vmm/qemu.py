@@ -102,7 +102,7 @@ class QemuDriver:
         await self.wait_exit(plan.machine_id)
         into.mkdir(parents=True, exist_ok=True)
         for name in (MEMORY, DEVICE_STATE, DISK):
-            _take(plan.own / name, into / name)
+            take(plan.own / name, into / name)
         await make_overlay(self._policy.qemu, into / EMPTY, plan.shape)
         await self.kill(plan.machine_id)
 
@@ -126,7 +126,7 @@ class QemuDriver:
         inside = places(self._policy, plan, template, None)
         async with asyncio.timeout(SAVE_S), monitor(plan.own) as qmp:
             await qmp.execute("xen-save-devices-state", {"filename": f"{inside.machine}/{DEVICE_STATE}"})
-        _take(plan.own / DEVICE_STATE, into / DEVICE_STATE)
+        take(plan.own / DEVICE_STATE, into / DEVICE_STATE)
         difference.write_table(into / TABLE, runs)
         return await asyncio.to_thread(difference.copy_to_file, pid, memory, runs, into / PAGES)
 
@@ -146,12 +146,12 @@ class QemuDriver:
                     "format": "qcow2",
                 },
             )
-        _take(old, layer)
+        take(old, layer)
 
     async def release(self, plan: MachinePlan, disk: Path) -> None:
         """End the machine and keep its disk. See `MemoryDriver.release`."""
         await self._end(plan.machine_id)
-        _take(_own_disk(plan), disk, mode=0o600)
+        take(_own_disk(plan), disk, mode=0o600)
         await self.kill(plan.machine_id)
 
     async def kill(self, machine_id: str) -> None:
@@ -247,7 +247,7 @@ class QemuDriver:
     def _give_back(self, plan: MachinePlan, disk: Path | None) -> None:
         """After a start that failed: the disk goes back where it was kept."""
         if disk is not None and not disk.exists() and (plan.own / DISK).exists():
-            _take(plan.own / DISK, disk, mode=0o600)
+            take(plan.own / DISK, disk, mode=0o600)
 
     def _record(self, plan: MachinePlan, template: Template | None, launched: Launched | None) -> None:
         jail, vmm = (launched.jail, launched.vmm) if launched else (None, None)
@@ -260,7 +260,7 @@ class QemuDriver:
         return record.vmm
 
 
-def _take(source: Path, target: Path, *, mode: int = 0o444) -> None:
+def take(source: Path, target: Path, *, mode: int = 0o444) -> None:
     """Move a file out of a machine's own folder: it is the service's then, and (by default) never written again.
 
     Raises:
