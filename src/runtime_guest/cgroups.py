@@ -176,7 +176,6 @@ class Cgroups:
         self._root = root
         self._real = False
         self._number = 0
-        self._ahead: ControlGroup | None = None
 
     def prepare(self) -> None:
         """Idempotent. Protects this process and bounds all commands together."""
@@ -229,18 +228,6 @@ class Cgroups:
         """A group for a new command. Raises OSError."""
         if not self._real:
             return ProcessTree(process_id)
-        ready, self._ahead = self._ahead, None
-        return ready or self._next()
-
-    def make_ahead(self) -> None:
-        """Have a group ready for the next command, which then starts sooner. Idempotent."""
-        if self._real and self._ahead is None:
-            try:
-                self._ahead = self._next()
-            except OSError:
-                pass  # The next command tries again, and tells.
-
-    def _next(self) -> ControlGroup:
         self._number += 1
         return ControlGroup(f"{self._root}/runtime/c-{self._number}")
 

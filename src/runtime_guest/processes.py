@@ -20,8 +20,6 @@ from runtime_guest.users import User
 RUNNING_MAX = 256
 LAUNCHING_MAX = 4
 LAUNCH_WITHIN_S = 30.0
-_AHEAD_S = 0.5
-"""How long after a start the next command's group is made: by then this one needs the agent less."""
 ENDED_MAX = 16
 RUNNING_SHARE, ENDED_SHARE, ENDED_MAX_BYTES = 8, 16, 24 << 20
 """Output kept in all of running processes, and of ended ones, as shares of the machine's memory."""
@@ -89,7 +87,6 @@ class Processes:
             self._share_memory()
             process.begin(launched)
             self._claim(launched.pid, process.reaped)
-        self._loop.call_later(_AHEAD_S, self._cgroups.make_ahead)
         if stdin and not spec.stdin_pipe:
             process.feed_all(stdin)
         elif stdin:

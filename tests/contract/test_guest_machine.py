@@ -149,7 +149,7 @@ async def test_a_command_that_leaves_its_cgroup_empty_leaves_no_cgroup(run: Run)
 
     seen = await run("ls -d /sys/fs/cgroup/runtime/c-* | wc -l")
 
-    assert int(seen.stdout) <= 2  # its own, and the one that waits for the next command
+    assert seen.stdout == b"1\n"
 
 
 async def test_hanging_up_in_the_middle_of_a_frame_is_survived(machine: GuestMachine, guest: GuestClient) -> None:
