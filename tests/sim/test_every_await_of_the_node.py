@@ -17,7 +17,9 @@ import pytest
 
 from runtimed.core.errors import HostUnavailable
 from runtimed.core.ids import SandboxId
+from runtimed.node.vmm.base import MachinePlan
 from runtimed.node.vmm.processes import ProcessMark
+from runtimed.node.vmm.qemu import QemuDriver
 
 from .awaits import Driven
 from .emulator import install
@@ -282,6 +284,7 @@ def test_a_call_of_the_driver_that_is_refused_loses_no_disk(move: str, host: Hos
 
 @pytest.mark.parametrize("move", MOVES)
 def test_a_kill_at_any_await_and_before_any_change_of_a_file_loses_no_disk(move: str, host: Host) -> None:
+    """Also a second one, while the next service takes up what the first has left."""
     asked = Asked(move, host)
     pictures: dict[str, Picture] = {}
     driven: Driven
@@ -306,11 +309,47 @@ def test_a_kill_at_any_await_and_before_any_change_of_a_file_loses_no_disk(move:
         await host.serve()
         await asked.check()
 
+    async def killed_again(picture: Picture) -> None:
+        nonlocal driven
+        picture.become(host)
+        driven = Driven(None, take)
+        with before_each_change(host, take):
+            await driven.run(host.serve())
+
     hurry(first())
     assert len(pictures) >= PICTURES_MIN
+    for picture in list(pictures.values()) if move != "fork into four and keep" else ():  # a fork into one has the same
+        hurry(killed_again(picture))
     for number, picture in enumerate(pictures.values()):
         try:
             hurry(again(picture))
         except BaseException as failure:
             failure.add_note(f"{move}, picture {number}: {picture.place}")
             raise
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_dead_machine_whose_disk_is_refused_to_the_next_service_keeps_it(
+    late: bool, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before anything of it has happened, or when the disk has moved."""
+    asked, refused, whole = Asked("die", host), [], QemuDriver.release
+
+    async def release(driver: QemuDriver, plan: MachinePlan, disk: Path) -> None:
+        if refused or late:
+            await whole(driver, plan, disk)
+        if not refused:
+            refused.append(plan)
+            raise HostUnavailable("refused once")
+
+    async def one() -> None:
+        await asked.prepare()
+        machine = host.machine(BOX)
+        assert machine is not None
+        del host.emulator.machines[machine.pid]
+        monkeypatch.setattr(QemuDriver, "release", release)
+        await host.serve()
+        await asked.check()
+
+    hurry(one())
+    assert refused

@@ -14,7 +14,7 @@ from pathlib import Path
 from runtimed.core.errors import RuntimedError
 from runtimed.core.specs import MachineSpec
 from runtimed.node.channel import Channel
-from runtimed.node.kept import DISK, KeptRecord, finish_layers, has_unfinished_disk, spec_from, taken_disks
+from runtimed.node.kept import DISK, KEEP_TRIES, KeptRecord, finish_layers, has_unfinished_disk, spec_from, taken_disks
 from runtimed.node.parts import NodeParts, Ready
 from runtimed.node.starting import ANSWER_S, Starter
 from runtimed.node.vmm import journal, splitting
@@ -105,14 +105,19 @@ async def _keep_disk(parts: NodeParts, record: journal.MachineRecord, template: 
     folder = shelf.unfinished_folder(spec.sandbox_id) if written else shelf.begin(spec.sandbox_id)
     kept = written or KeptRecord(mode="disk", generation=0, plan=record.plan, template=template, spec=spec)
     shelf.write(folder, kept)
-    try:
-        await parts.memory.release(record.plan, folder / DISK)
-        shelf.finish(spec.sandbox_id)
-        _log.info("kept the disk of sandbox %s, whose machine is gone", spec.sandbox_id)
-    except (RuntimedError, OSError, ValueError) as failure:
-        _log.warning("the disk of sandbox %s could not be kept: %s", spec.sandbox_id, failure)
+    for _ in range(KEEP_TRIES):
+        try:
+            await parts.memory.release(record.plan, folder / DISK)
+            shelf.finish(spec.sandbox_id)
+            _log.info("kept the disk of sandbox %s, whose machine is gone", spec.sandbox_id)
+            return
+        except (RuntimedError, OSError, ValueError) as failure:
+            _log.warning("the disk of sandbox %s could not be kept: %s", spec.sandbox_id, failure)
+        if has_unfinished_disk(shelf, spec.sandbox_id):  # it has moved: as above
+            break
+    else:
         shelf.give_up(spec.sandbox_id)
-        await _end(parts, record.plan.directory)
+    await _end(parts, record.plan.directory)
 
 
 def _finish_pauses(parts: NodeParts) -> None:

@@ -30,6 +30,8 @@ from runtimed.node.vmm.journal import machines, plan_from, read, template_from
 RECORD, DISK, PAGES = "kept.json", "disk.qcow2", "pages"
 ABOVE = ".above-"
 """With the name of a layer: the disk to be above that, which the disk until now is becoming."""
+KEEP_TRIES = 2
+"""For the disk of a machine that died: there is no other, and nobody who could ask again."""
 TAKEN_BY = "taken-by"
 """Names the machine that the disk moves into, until that is a sandbox's by its own record."""
 

@@ -24,6 +24,7 @@ from runtimed.node.channel import Channel
 from runtimed.node.cpu_shares import guarantee
 from runtimed.node.guest import GuestClient
 from runtimed.node.keeping import Keeper, sandbox_of
+from runtimed.node.kept import KEEP_TRIES
 from runtimed.node.lease_files import LeaseFiles
 from runtimed.node.parts import Held, ImageSource, NodeLimits, NodeParts, Ready, WayOut
 from runtimed.node.starting import Starter
@@ -36,8 +37,6 @@ _log = logging.getLogger(__name__)
 RECONNECT_S = 10.0
 REFILL_ABOVE, PRESSED_BELOW = 2.0, 1.5
 """Times the memory that is kept free: spares are made above the first, and ended below the second."""
-KEEP_TRIES = 2
-"""For the disk of a machine that died: there is no other, and nobody who could ask again."""
 FLUSH_S = 10.0
 """A guest that does not write its pages in time is ended without: its disk is as after a power cut."""
 
