@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -20,6 +21,9 @@ Allow = Annotated[
 Deny = Annotated[list[str] | None, typer.Option("--deny", help="Never this one, whatever is allowed; repeatable.")]
 Connect = Annotated[list[str] | None, typer.Option("--connect", help="HOST:PORT beside what is allowed; repeatable.")]
 
+CLOCKS_APART = timedelta(seconds=1)
+"""A command's start is told by its machine's clock, a refusal by the gateway's."""
+_EVER = "1970-01-02T00:00:00Z"
 REFUSALS_SHOWN = 5
 FOLLOW_EVERY_S = 0.5
 _RECORD_COLUMNS = ("at", "what", "host", "port", "allowed", "rule", "bytesOut", "bytesIn")
@@ -114,16 +118,21 @@ def egress(
     terminal.run(work)
 
 
-async def tell_refusals(sandbox: AsyncSandbox) -> None:
-    """Say on stderr which connections of a sandbox were refused, and by which rule."""
+async def tell_refusals(sandbox: AsyncSandbox, process_id: str) -> None:
+    """Say on stderr which connections were refused since this command began, and by which rule."""
+    refused, after = dict[str, None](), 0
     try:
-        records = (await sandbox.network.records(limit=1000))["data"]
+        began = (
+            datetime.fromisoformat((await sandbox.process(process_id)).info.get("startedAt") or _EVER) - CLOCKS_APART
+        )
+        while (page := await sandbox.network.records(after=after, limit=1000))["data"]:
+            after = page["nextAfter"]
+            for record in page["data"]:
+                if not record["allowed"] and datetime.fromisoformat(record["at"]) >= began:
+                    refused[f"{record['host']}:{record['port']} was refused: {record['rule']}"] = None
     except RuntimeError:
         return  # the command's own exit code is what counts
-    refused = list(
-        dict.fromkeys(f"{r['host']}:{r['port']} was refused: {r['rule']}" for r in records if not r["allowed"])
-    )
-    for text in refused[:REFUSALS_SHOWN]:
+    for text in list(refused)[:REFUSALS_SHOWN]:
         terminal.note(text)
     if len(refused) > REFUSALS_SHOWN:
         terminal.note(f"and {len(refused) - REFUSALS_SHOWN} more; `runtime sandbox egress` shows them while it runs")

@@ -345,8 +345,8 @@ async def _attend(sandbox: AsyncSandbox, command: AttachedCommand, *, json: bool
         result = await attached.run_attached(sandbox, command)
     finally:
         stop_keeping()
-    if attached.exit_code_of(result):
-        await tell_refusals(sandbox)
+    if attached.exit_code_of(result) and result.process_id is not None:
+        await tell_refusals(sandbox, result.process_id)
     if json:
         terminal.show_json(result.to_json() | {"sandboxId": sandbox.id})
         return attached.exit_code_of(result)

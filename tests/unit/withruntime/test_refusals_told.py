@@ -1,0 +1,43 @@
+"""What `runtime sandbox exec` says of refused connections when a command has failed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from withruntime._async.sandbox import AsyncSandbox
+from withruntime.cli.network import tell_refusals
+
+
+def refusal(second: int, host: str) -> dict[str, Any]:
+    at = f"2026-11-29T12:00:{second:02d}.000Z"
+    return {"at": at, "host": host, "port": 443, "allowed": False, "rule": "not in allow"}
+
+
+class Records:
+    """Two pages, oldest first, as the service gives them."""
+
+    def __init__(self, *pages: list[dict[str, Any]]) -> None:
+        self._pages = pages
+
+    async def records(self, *, after: int, limit: int) -> dict[str, Any]:
+        assert limit == 1000
+        return {"data": self._pages[after] if after < len(self._pages) else [], "nextAfter": after + 1}
+
+
+async def test_only_what_was_refused_since_the_command_began_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """An earlier command's refusal would be blamed for this one's failure; the newest is on the last page."""
+
+    async def process(process_id: str) -> SimpleNamespace:
+        assert process_id == "p-1"
+        return SimpleNamespace(info={"startedAt": "2026-11-29T12:00:30.000Z"})
+
+    network = Records([refusal(10, "old.test")], [refusal(31, "new.test"), refusal(32, "new.test")])
+
+    await tell_refusals(cast(AsyncSandbox, SimpleNamespace(process=process, network=network)), "p-1")
+
+    said = capsys.readouterr().err
+    assert said.count("new.test:443 was refused: not in allow") == 1
+    assert "old.test" not in said
