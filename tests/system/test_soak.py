@@ -40,6 +40,8 @@ MEMORY = "import hashlib, sys\nkept = []\nfor line in sys.stdin:\n    kept.appen
     "    print(hashlib.sha256(''.join(kept).encode()).hexdigest(), flush=True)"
 )
 """A process whose only copy of what it was told is its memory."""
+MUCH = "head -c 256M /dev/urandom > /dev/shm/much"
+"""Memory whose writing takes longer than a request, so that a wake straight after a pause finds it under way."""
 
 
 @pytest.fixture
@@ -108,6 +110,7 @@ def test_sn_01_no_file_and_no_memory_is_lost_in_many_pauses(service: Outliving) 
     """Woken at once, once the memory is written, and after the service was killed before or behind that."""
     chance = random.Random(SEED)
     sandbox = service.create()
+    sandbox.exec(MUCH, check=True)
     written, memory = Written(chance), sandbox.spawn(["python3", "-uc", MEMORY], stdin="pipe").id
     hows = []
     for number in range(PAUSES):
@@ -127,7 +130,7 @@ def test_sn_01_no_file_and_no_memory_is_lost_in_many_pauses(service: Outliving) 
     sandbox.delete()
 
     print(f"{PAUSES} pauses, {len(written.files)} files; woken by {sorted((h, hows.count(h)) for h in set(hows))}")
-    assert "wake" in hows  # Whether a write is called off before it is done ("thaw") is for the host's speed to decide.
+    assert {"thaw", "wake"} <= set(hows)  # both the write that was called off and the one that came out
 
 
 @dataclass

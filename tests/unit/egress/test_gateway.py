@@ -381,12 +381,13 @@ async def test_a_server_whose_certificate_is_not_valid_gets_nothing(house: House
 
 
 async def test_a_silent_server_is_a_504_within_its_bound(house: House) -> None:
+    house.gateway.response_s = 0.5
     server = Recorder(b"")
     port, _ = await intercepted(house, server)
     async with Guest(house, "api.test", port, trust=house.gateway.ca_pem) as guest:
         answer = await guest.ask("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n", until=b"\n\n")
 
-    assert b"504" in answer and b"did not answer" in answer
+    assert b"504" in answer and b"did not answer in 0.5 s" in answer
 
 
 async def test_se_13_a_host_without_a_secret_is_passed_through_untouched(house: House) -> None:

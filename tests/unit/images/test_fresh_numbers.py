@@ -11,8 +11,6 @@ import pytest
 from runtime_guest import residents
 from runtimed.images.recipe import load_recipe
 
-pytest.importorskip("numpy")
-
 PATH = "/usr/lib/runtime/sitecustomize.py"
 BEFORE = f"""
 import os, random, signal, ssl, sys
