@@ -180,7 +180,7 @@ class Keeper:
             if resized:
                 base = await self.driver.blanks.make(self._room.new_base(), spec.shape, record.template)
                 record = replace(record, template=base, plan=replace(record.plan, shape=spec.shape))
-            return await self._bring_up(spec, record, kept, how, new=True)
+            return await self._bring_up_copy(spec, record, kept, how)
         except _RanAndLost as lost:
             raise StartFailed(f"the copy did not answer: {lost}") from lost
         finally:
@@ -335,7 +335,7 @@ class Keeper:
 
         async def one(number: int, spec: MachineSpec) -> None:
             async with gate:
-                made[number] = await self._bring_up(spec, record, kept, "fork", new=True)
+                made[number] = await self._bring_up_copy(spec, record, kept, "fork")
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -348,6 +348,21 @@ class Keeper:
                 raise StartFailed(f"a copy did not start: {failed.exceptions[0]}") from failed
             raise
         return [made[number] for number in sorted(made)]
+
+    async def _bring_up_copy(
+        self, spec: MachineSpec, record: KeptRecord, kept: Kept, how: How
+    ) -> tuple[Ready, Started]:
+        """One that ran and did not answer is begun a second time, as a clone of a template is. Raises like `_bring_up`.
+
+        Nothing of it was anybody's yet; a machine that wakes has a disk, which may have gone on, and has no second try.
+        """
+        try:
+            return await self._bring_up(spec, record, kept, how, new=True)
+        except _RanAndLost as lost:
+            if how == "cold":  # its boot was watched, and tried again
+                raise
+            _log.warning("a copy for sandbox %s did not answer: %s", spec.sandbox_id, lost)
+        return await self._bring_up(spec, record, kept, how, new=True)
 
     async def _bring_up(
         self, spec: MachineSpec, record: KeptRecord, kept: Kept, how: How, *, new: bool
