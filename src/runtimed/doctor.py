@@ -6,7 +6,6 @@ Looks and never prepares: nothing is fetched, built or booted.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from runtimed.core import file_lock
 from runtimed.core.limits import MEMORY_DEFAULT_MIB
 from runtimed.core.run import run
 from runtimed.core.wording import counted
@@ -169,7 +169,7 @@ def _left_over(settings: Settings, fix: bool) -> list[Finding]:
         things.append(Leftover(line=f"the {folder.service_file.name} of a service that is gone", end=folder.withdraw))
     images = ImageStore(settings.cache_dir)
     for path in sorted(settings.cache_dir.glob(".building-*")):
-        if not _is_locked(path):
+        if path.exists() and not file_lock.is_held(path):  # the lock goes with its maker
             line = f"an unfinished image build ({path.name})"
             things.append(Leftover(line=line, end=lambda: _remove_builds(images)))
     if fix:
@@ -186,18 +186,3 @@ def _left_over(settings: Settings, fix: bool) -> list[Finding]:
 
 def _remove_builds(images: ImageStore) -> None:
     images.remove_leftovers()
-
-
-def _is_locked(folder: Path) -> bool:
-    """Whether its maker lives: the kernel drops the lock with the process."""
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False

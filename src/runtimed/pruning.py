@@ -12,8 +12,6 @@ Every service registers its state folder in the cache (`.users/`) before it uses
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -22,11 +20,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtimed.core import file_lock
 from runtimed.images import qemu
 from runtimed.images.cache import Cache
 from runtimed.images.errors import ImageBuildFailed
 from runtimed.images.store import KINDS, ImageStore
 from runtimed.node import unused
+from runtimed.node.guard import SERVICE_LOCK
 from runtimed.settings import CommandError, Settings
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ JUST_USED_S = 3600.0
 """Whoever noted a use has this long to write down what it made of it: the longest build takes less."""
 TEMPLATES = "templates"
 _USERS = ".users"
+_LOCK = ".lock"
 _RECORDS = ("machine.json", "kept.json")
 _SHELVES = ("machines", "kept", "snapshots", "machines")
 """Machines twice: one that is paused or woken while we look is in one of the three at every moment."""
@@ -72,7 +73,7 @@ def register(settings: Settings) -> None:
     users = settings.cache_dir / _USERS
     try:
         users.mkdir(parents=True, exist_ok=True)
-        with _locked(users, fcntl.LOCK_SH):
+        with file_lock.held(users / _LOCK, shared=True):
             # Writing it again also notes when this service began.
             (users / hashlib.sha256(str(state).encode()).hexdigest()[:32]).write_text(str(state))
     except OSError as error:
@@ -169,7 +170,7 @@ def _state_folders(settings: Settings) -> dict[Path, Path | None]:
     found: dict[Path, Path | None] = {settings.state_dir.absolute(): None}
     if not users.is_dir():
         return found
-    with _locked(users, fcntl.LOCK_EX):
+    with file_lock.held(users / _LOCK):
         for entry in sorted(users.glob("[0-9a-f]*")):
             state = Path(entry.read_text())
             if state.is_dir():
@@ -181,19 +182,9 @@ def _state_folders(settings: Settings) -> dict[Path, Path | None]:
 
 def _began_s(state: Path, entry: Path | None) -> float:
     """When the service that runs on a state folder began (seconds since 1970); never, where none runs."""
-    if entry is None:
+    if entry is None or not file_lock.is_held(state / SERVICE_LOCK):
         return float("inf")
-    try:
-        handle = os.open(state / "service.lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return float("inf")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return entry.stat().st_mtime
-    finally:
-        os.close(handle)
-    return float("inf")
+    return entry.stat().st_mtime
 
 
 def _needed_by_records(cache_dir: Path, states: list[Path]) -> set[Place]:
@@ -247,13 +238,3 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, list | dict):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _texts(inner)
-
-
-@contextlib.contextmanager
-def _locked(users: Path, how: int) -> Iterator[None]:
-    lock = os.open(users / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, how)
-        yield
-    finally:
-        os.close(lock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sys
@@ -11,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtimed.core import file_lock
+from runtimed.node.guard import SERVICE_LOCK
 from runtimed.settings import CommandError
 
 
@@ -60,23 +61,20 @@ class StateFolder:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """One service at a time. Raises StateFolderError naming the one that holds the folder."""
-        try:
-            handle = os.open(self.path / "service.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StateFolderError(f"the state folder {self.path} cannot be used ({error.strerror})") from error
-        try:
+        lock = self.path / SERVICE_LOCK
+        with contextlib.ExitStack() as holding:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(handle, 64, 0).decode(errors="replace").strip() or "unknown"
+                handle = holding.enter_context(file_lock.held_for_life(lock))
+            except OSError as error:
+                raise StateFolderError(f"the state folder {self.path} cannot be used ({error.strerror})") from error
+            if handle is None:
+                holder = lock.read_text(errors="replace").strip() or "unknown"
                 raise StateFolderError(
                     f"a service already runs on {self.path} (pid {holder}); stop it, or name another --state-dir"
-                ) from None
+                )
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
             yield
-        finally:
-            os.close(handle)
 
     def say(self, line: str) -> None:
         """A line of progress, for whoever waits for the service: on standard output and in `progress`."""

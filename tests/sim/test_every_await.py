@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from runtimed.core.errors import HostUnavailable
 from runtimed.core.lifecycle import State
-from runtimed.core.sandbox import ForkSpec, SandboxRecord
-from runtimed.core.snapshots import SnapshotSpec
+from runtimed.core.sandbox import SandboxRecord
 from tests.unit.control.conftest import Rig
 
 from .awaits import Driven
 from .database import no_threads
 from .house import House, Photograph
+from .moves import MOVES
 
 __all__ = ["no_threads"]
 
@@ -32,59 +33,6 @@ FILE, CONTENT = "/workspace/f", b"written"
 PICTURES_MIN = 3
 """No move changes less."""
 ASKED_WITHIN_S = 20.0
-
-Ask = Callable[[Rig, SandboxRecord], Awaitable[object]]
-
-
-async def _create(rig: Rig, _: SandboxRecord) -> object:
-    return await rig.create(name="new")
-
-
-async def _pause(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.moves.pause(rig.caller, record.id, wait_s=5)
-
-
-async def _wake(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.moves.wake(rig.caller, record.id, lease_s=None, wait_s=5)
-
-
-async def _restart(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.moves.restart(rig.caller, record.id, wait_s=5)
-
-
-async def _fork(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.forks.fork(rig.caller, record.id, ForkSpec(count=2, name="kid"))
-
-
-async def _fork_and_keep(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.forks.fork(rig.caller, record.id, ForkSpec(count=2, name="kid", keep_snapshot=True))
-
-
-async def _snapshot(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.snapshots.take(rig.caller, record.id, SnapshotSpec(mode="memory", retention_days=1), wait_s=5)
-
-
-async def _stop(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.sandboxes.stop(rig.caller, record.id, wait_s=5)
-
-
-async def _delete(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.sandboxes.delete(rig.caller, record.id)
-
-
-MOVES: dict[str, tuple[Ask, State]] = {
-    "create": (_create, State.RUNNING),
-    "pause": (_pause, State.RUNNING),
-    "wake": (_wake, State.PAUSED),
-    "restart": (_restart, State.STOPPED),
-    "fork": (_fork, State.RUNNING),
-    "fork and keep": (_fork_and_keep, State.RUNNING),
-    "snapshot": (_snapshot, State.RUNNING),
-    "stop": (_stop, State.RUNNING),
-    "delete": (_delete, State.RUNNING),
-    "delete a paused one": (_delete, State.PAUSED),
-    "delete a stopped one": (_delete, State.STOPPED),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +113,15 @@ async def _sweep(house: House, move: str, swept: Swept, *, ends: bool = True) ->
         assert driven.hit
 
 
+@pytest.mark.parametrize(
+    "fault", [HostUnavailable("not now"), OSError("nobody thought of this")], ids=["known", "unknown"]
+)
 @pytest.mark.parametrize("move", MOVES)
-async def test_a_fault_at_any_await_leaves_nothing_behind_and_loses_nothing(move: str, house: House) -> None:
+async def test_a_fault_at_any_await_leaves_nothing_behind_and_loses_nothing(
+    move: str, fault: Exception, house: House
+) -> None:
     async def faulty(asked: Asked, number: int) -> Driven:
-        driven = Driven(number, lambda: OSError("nobody thought of this"))
+        driven = Driven(number, lambda: fault)
         with contextlib.suppress(Exception):  # the one who asked is told something
             await driven.run(asked.of(house.rig))
         return driven

@@ -6,7 +6,6 @@ A step is a point in the host, or the moment before or after the store has taken
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ import pytest
 from runtimed.core.clock import ManualClock
 from runtimed.core.errors import HostUnavailable, RuntimedError
 from runtimed.core.lifecycle import State
-from runtimed.core.sandbox import ForkSpec, SandboxRecord
+from runtimed.core.sandbox import SandboxRecord
 from runtimed.sim.faults import Faults
 from runtimed.sim.node import SimNode
 from runtimed.store.accounts import Accounts
 from runtimed.store.database import open_database, sqlite_url
 from runtimed.store.sandboxes import SandboxStore
+from runtimed.store.snapshots import SnapshotStore
 from tests.unit.control.conftest import Rig
 
+from .moves import MOVES
 from .rest import check_nothing_is_left_over, come_to_rest
 
 FILE, CONTENT = "/workspace/f", b"written"
@@ -32,50 +33,6 @@ STEPS_MAX = 200
 
 class Defect(Exception):
     """What nobody expects."""
-
-
-Move = Callable[[Rig, SandboxRecord], Awaitable[object]]
-
-
-async def _create(rig: Rig, _: SandboxRecord) -> object:
-    return await rig.create()
-
-
-async def _pause(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.moves.pause(rig.caller, record.id, wait_s=5)
-
-
-async def _wake(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.moves.wake(rig.caller, record.id, lease_s=None, wait_s=5)
-
-
-async def _restart(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.moves.restart(rig.caller, record.id, wait_s=5)
-
-
-async def _fork(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.forks.fork(rig.caller, record.id, ForkSpec(count=2, name="kid"))
-
-
-async def _stop(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.sandboxes.stop(rig.caller, record.id, wait_s=5)
-
-
-async def _delete(rig: Rig, record: SandboxRecord) -> object:
-    return await rig.sandboxes.delete(rig.caller, record.id)
-
-
-MOVES: dict[str, tuple[Move, State]] = {
-    "create": (_create, State.RUNNING),
-    "pause": (_pause, State.RUNNING),
-    "wake": (_wake, State.PAUSED),
-    "restart": (_restart, State.STOPPED),
-    "fork": (_fork, State.RUNNING),
-    "stop": (_stop, State.RUNNING),
-    "delete": (_delete, State.RUNNING),
-    "delete a paused one": (_delete, State.PAUSED),
-    "delete a stopped one": (_delete, State.STOPPED),
-}
 
 
 @pytest.mark.parametrize(
@@ -137,14 +94,17 @@ async def _rig(folder: Path) -> Rig:
     caller = await accounts.recognise(text)
     assert caller is not None
     rig = Rig.over(SimNode(clock=clock), clock, database, caller)
-    _wrap(rig.store, rig.node.faults)
+    for store in (rig.store, rig.snapshots._store):
+        _wrap(store, rig.node.faults)
     return rig
 
 
-def _wrap(store: SandboxStore, faults: Faults) -> None:
+def _wrap(store: SandboxStore | SnapshotStore, faults: Faults) -> None:
     """Make steps of what the store is asked, before and after it has done it."""
     for name in ("add", "save", "drop", "forget_answers"):
-        original = getattr(store, name)
+        original = getattr(store, name, None)
+        if original is None:
+            continue
 
         async def stepped(*given: Any, _do: Any = original, _name: str = name, **named: Any) -> Any:
             await faults.reach(f"before {_name}")

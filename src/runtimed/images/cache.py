@@ -14,7 +14,6 @@ The last use of an artifact is the modification time of its folder.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtimed.core import file_lock
 from runtimed.images.errors import ImageBuildFailed
 from runtimed.images.run import HostRunner, Progress, contained
 
@@ -147,20 +147,11 @@ class Cache:
                 f" {self.folder} has {free_mib} MiB: free some, or set RUNTIME_CACHE_DIR to a larger disk."
             )
 
-    @contextlib.contextmanager
-    def _lock(self, name: str, on_wait: Callable[[], None] = lambda: None, *, shared: bool = False) -> Iterator[None]:
+    def _lock(
+        self, name: str, on_wait: Callable[[], None] = lambda: None, *, shared: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
         # The lock files stay: to remove one safely would need a lock of its own.
-        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        descriptor = os.open(self.folder / _LOCKS / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            except BlockingIOError:
-                on_wait()
-                fcntl.flock(descriptor, how)
-            yield
-        finally:
-            os.close(descriptor)
+        return file_lock.held(self.folder / _LOCKS / name, shared=shared, on_wait=on_wait)
 
     @contextlib.contextmanager
     def _workplace(self) -> Iterator[Workplace]:
@@ -196,20 +187,12 @@ def _open_to_readers(result: Path) -> None:
 @contextlib.contextmanager
 def _locked_folder(path: Path) -> Iterator[bool]:
     """Holds the folder's own lock; False if another process holds it or the folder is gone."""
+    descriptor = file_lock.take(path) if path.is_dir() else None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield descriptor is not None
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _remove_tree(path: Path) -> None:

@@ -9,12 +9,12 @@ the lock on a file that says its pid, and a service that finds the lock free sta
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 import time
 from pathlib import Path
 
+from runtimed.core import file_lock
 from runtimed.node.lease_files import LeaseFiles, has_leases
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.processes import end
@@ -27,20 +27,23 @@ SERVICE_LOCK, GUARD_LOCK = "service.lock", "guard.lock"
 
 def main() -> int:
     state = Path(sys.argv[1])
-    lock = os.open(state / GUARD_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return 0  # there is one
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
+    with file_lock.held_for_life(state / GUARD_LOCK) as lock:
+        if lock is None:
+            return 0  # there is one
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        _watch(state)
+    return 0
+
+
+def _watch(state: Path) -> None:
     leases = LeaseFiles(state / "leases")
     while True:
         for machine_id, directory in leases.past(GRACE_S):
             end_machine(directory)
             leases.remove(machine_id)
         if not is_needed(state):
-            return 0
+            return
         time.sleep(LOOK_EVERY_S)
 
 
@@ -59,22 +62,7 @@ def end_machine(directory: Path) -> None:
 
 def service_lives(state: Path) -> bool:
     """Whether a service holds its lock on this state folder."""
-    return is_held(state / SERVICE_LOCK)
-
-
-def is_held(lock: Path) -> bool:
-    """Whether a process that lives holds this lock; the kernel drops it with the process."""
-    try:
-        probe = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(probe)
+    return file_lock.is_held(state / SERVICE_LOCK)
 
 
 if __name__ == "__main__":

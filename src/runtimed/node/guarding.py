@@ -7,8 +7,9 @@ import logging
 import sys
 from pathlib import Path
 
+from runtimed.core.file_lock import is_held
 from runtimed.core.tasks import spawn
-from runtimed.node.guard import GUARD_LOCK, is_held, is_needed
+from runtimed.node.guard import GUARD_LOCK, is_needed
 
 _log = logging.getLogger(__name__)
 

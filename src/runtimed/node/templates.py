@@ -6,7 +6,6 @@ Templates are in the cache folder, shared by the services of a user, built under
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import logging
@@ -18,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runtimed.core import file_lock
 from runtimed.core.boot import ImageFiles
 from runtimed.core.specs import Shape
 from runtimed.node import unused
@@ -179,14 +179,9 @@ class Templates:
     @asynccontextmanager
     async def _locked(self, key: str) -> AsyncIterator[None]:
         """One builder of this template at a time, in every process of this user."""
-        lock = os.open(self._root / f".lock-{key}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        while (lock := file_lock.take(self._root / f".lock-{key}")) is None:  # noqa: ASYNC110 - a lock has no event
+            await asyncio.sleep(0.1)
         try:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(0.1)
             yield
         finally:
             os.close(lock)

@@ -9,22 +9,22 @@ ROOT/.lock-use              shared while a use is noted, alone while something u
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
+from runtimed.core import file_lock
 from runtimed.core.boot import ImageFiles
 
 NEEDS = "needs.json"
+_LOCK = ".lock-use"
 
 
 def use(root: Path, key: str) -> bool:
     """Note that a template is used now; False if it is not there. No prune takes it from here on."""
-    with _locked(root, fcntl.LOCK_SH):
+    with file_lock.held(root / _LOCK, shared=True):
         try:
             os.utime(root / key)
         except FileNotFoundError:
@@ -60,7 +60,7 @@ def write_needs(directory: Path, image: ImageFiles) -> None:
 def remove_unused(root: Path, key: str, *, before_s: float) -> bool:
     """Take a template away unless something holds it, or it was used at or after `before_s` (seconds since 1970)."""
     gone = root / f".discarded-{uuid.uuid4()}"
-    with _locked(root, fcntl.LOCK_EX):
+    with file_lock.held(root / _LOCK):
         try:
             if (root / key).stat().st_mtime >= before_s or holders(root, key):
                 return False
@@ -69,13 +69,3 @@ def remove_unused(root: Path, key: str, *, before_s: float) -> bool:
             return False
     shutil.rmtree(gone, ignore_errors=True)
     return True
-
-
-@contextlib.contextmanager
-def _locked(root: Path, how: int) -> Iterator[None]:
-    lock = os.open(root / ".lock-use", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, how)
-        yield
-    finally:
-        os.close(lock)

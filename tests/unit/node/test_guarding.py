@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from runtimed.core.file_lock import is_held
 from runtimed.core.tasks import spawn
 from runtimed.core.wait import wait_for
 from runtimed.node import guarding
-from runtimed.node.guard import GUARD_LOCK, SERVICE_LOCK, is_held
+from runtimed.node.guard import GUARD_LOCK, SERVICE_LOCK
 
 
 @pytest.fixture
