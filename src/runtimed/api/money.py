@@ -71,9 +71,9 @@ async def requests(request: Request, query: Annotated[wire.RequestsQuery, Query(
 
 @router.get("/sandboxes/{sandbox_id}/receipt", response_model=wire.ReceiptAnswer)
 async def receipt(request: Request, sandbox_id: str) -> Response:
-    """What a sandbox cost so far, line by line, and the share of its time that it waited."""
+    """What a sandbox cost so far, line by line, and the share of its time that it waited; also of a deleted one."""
     services = services_of(request)
-    record = await services.sandboxes.get(caller_of(request), sandbox_id)
+    record = await services.sandboxes.get(caller_of(request), sandbox_id, deleted_too=True)
     return json_response(200, wire.receipt_body(record.id, await services.accounting.receipt(record)))
 
 

@@ -49,6 +49,7 @@ class Accounting:
             day_held=standing.day_held,
             trial_left_ms=standing.trial_left_ms,
             trial_ms=self._prices.at(now_s).trial_hours * HOUR_MS,
+            trial_held_ms=held.of_trial_ms,
             prepaid=standing.prepaid,
             available=standing.available,
             owed=owed,

@@ -58,7 +58,9 @@ class Sandboxes:
             raise life.failure
         return life.record, False
 
-    async def get(self, caller: Caller, sandbox_id: str) -> SandboxRecord:
+    async def get(self, caller: Caller, sandbox_id: str, *, deleted_too: bool = False) -> SandboxRecord:
+        if deleted_too:
+            return await self._finder.find(caller, sandbox_id)
         return await self._finder.get(caller, sandbox_id)
 
     async def wait_for(self, caller: Caller, sandbox_id: str, state: State, *, within_s: float) -> SandboxRecord:

@@ -271,5 +271,5 @@ class Snapshots:
 
 def _not_found(snapshot_id: str) -> SnapshotNotFound:
     return SnapshotNotFound(
-        f"there is no snapshot {snapshot_id!r}", hint="runtime snapshot ls shows those that there are"
+        f"there is no snapshot with the id {snapshot_id!r}", hint="`runtime snapshot ls` shows ids and names"
     )

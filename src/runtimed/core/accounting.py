@@ -55,7 +55,10 @@ class LimitsShown:
     day_settled: int
     day_held: int
     trial_left_ms: int
+    """Neither used nor held."""
     trial_ms: int
+    trial_held_ms: int
+    """Of all of the account's sandboxes that the trial pays."""
     prepaid: bool
     available: int
     """Credit that is not held; an account that pays afterwards has none and needs none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import RowMapping, Select, and_, bindparam, delete, func, insert, or_, select, update
@@ -216,26 +216,25 @@ _MOVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Aside:
-    """Microdollars that are held for an account's sandboxes, by where they come back to."""
+    """What is held for an account's sandboxes, by where it comes back to: microdollars, and trial milliseconds."""
 
     of_credit: int = 0
     of_owed: int = 0
+    of_trial_ms: int = 0
 
 
 async def held_of(db: AsyncConnection, account_id: AccountId | None = None) -> dict[AccountId, Aside]:
     """What is held of each account that has something held. How a tab pays was agreed when it was opened."""
-    wanted = select(tabs.c.account_id, tabs.c.held, tabs.c.document).where(
-        tabs.c.closed.is_(False), tabs.c.unit == "micros", tabs.c.held > 0
+    wanted = select(tabs.c.account_id, tabs.c.unit, tabs.c.held, tabs.c.document).where(
+        tabs.c.closed.is_(False), tabs.c.held > 0
     )
     if account_id is not None:
         wanted = wanted.where(tabs.c.account_id == account_id)
     found: dict[AccountId, Aside] = {}
-    for account, amount, document in (await db.execute(wanted)).all():
-        before, prepaid = found.get(account, Aside()), document["payer"]["prepaid"]
-        found[AccountId(account)] = Aside(
-            of_credit=before.of_credit + (int(amount) if prepaid else 0),
-            of_owed=before.of_owed + (0 if prepaid else int(amount)),
-        )
+    for account, unit, amount, document in (await db.execute(wanted)).all():
+        before = found.get(account, Aside())
+        of = "of_trial_ms" if unit == "trial_ms" else "of_credit" if document["payer"]["prepaid"] else "of_owed"
+        found[AccountId(account)] = replace(before, **{of: getattr(before, of) + int(amount)})
     return found
 
 

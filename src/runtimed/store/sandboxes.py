@@ -138,8 +138,8 @@ class SandboxStore:
 def name_taken(name: str, holder: SandboxRecord | None) -> NameTaken:
     details = {} if holder is None else {"sandboxId": holder.id, "state": holder.state.value}
     return NameTaken(
-        f"the name {name!r} belongs to another sandbox that can still run",
-        hint="take another name, delete that sandbox, or ask with getOrCreate",
+        f"the name {name!r} belongs to another sandbox that can still run" + (f": {holder.id}" if holder else ""),
+        hint="use that sandbox, delete it, or take another name",
         details=details,
     )
 

@@ -142,10 +142,11 @@ def limits_body(caller: Caller, limits: LimitsShown) -> dict[str, object]:
 
 
 def trial_body(limits: LimitsShown) -> dict[str, object]:
-    """Hours of sandboxes at no charge; what is held by running ones counts as used until it comes back."""
+    """Hours of sandboxes at no charge; what running ones hold counts as used until it comes back."""
     return {
         "availableMs": limits.trial_left_ms,
         "usedMs": max(0, limits.trial_ms - limits.trial_left_ms),
+        "heldMs": limits.trial_held_ms,
         "totalMs": limits.trial_ms,
         "offer": None,
         "renewsAt": None,

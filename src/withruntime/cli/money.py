@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from withruntime import _calls
 from withruntime._async.client import AsyncRuntime
+from withruntime._errors import NotFoundError
 from withruntime._values import Json
 from withruntime.cli import terminal
 from withruntime.cli.terminal import JsonFlag, SandboxRef
@@ -78,17 +80,22 @@ def limits(json: JsonFlag = False) -> None:
         daily, trial, credit = shown["daily"], shown["trial"], shown["credit"]
         rows: list[list[object]] = [
             ["access", shown["access"], None, None],
-            ["money in 24 hours", _usd(daily["limitMicros"]), usd(daily["usedMicros"]), _usd(daily["remainingMicros"])],
+            ["money in 24 hours", _usd(daily["limitMicros"]), _used(daily), _usd(daily["remainingMicros"])],
             *([row["label"], row["max"], row["used"], None] for row in shown["account"]),
         ]
         if trial is not None:
-            hours = [f"{trial[name] / 3_600_000:.2f}" for name in ("totalMs", "usedMs", "availableMs")]
-            rows.append(["trial hours", *hours])
+            held_ms = trial.get("heldMs", 0)
+            of_all, used, left = (
+                _hours(ms) for ms in (trial["totalMs"], trial["usedMs"] - held_ms, trial["availableMs"])
+            )
+            rows.append(["trial hours", of_all, f"{used}, {_hours(held_ms)} held" if held_ms else used, left])
         if credit["prepaid"]:
             rows.append(["credit", None, f"{usd(credit['heldMicros'])} held", usd(credit["availableMicros"])])
         else:
             rows.append(["owed", None, f"{usd(credit['owedMicros'])}, {usd(credit['heldMicros'])} held", None])
         terminal.show_table(["what", "limit", "used", "left"], rows)
+        if any("held" in str(row[2]) for row in rows):
+            terminal.note("held is set aside for what runs, and comes back but for what is used")
 
     terminal.run(work)
 
@@ -154,14 +161,13 @@ def verify(json: JsonFlag = False) -> None:
 
 
 def receipt(sandbox: SandboxRef, json: JsonFlag = False) -> None:
-    """Show what a sandbox cost, line by line, and the share of its time that it waited.
+    """Show what a sandbox cost, line by line, and the share of its time that it waited. A deleted one by its id.
 
     Example: runtime sandbox receipt my-sandbox
     """
 
     async def work(client: AsyncRuntime) -> None:
-        found = await terminal.find_sandbox(client, sandbox)
-        shown = await found.receipt()
+        shown = await _receipt(client, sandbox)
         if json:
             terminal.show_json(shown)
             return
@@ -174,6 +180,19 @@ def receipt(sandbox: SandboxRef, json: JsonFlag = False) -> None:
         terminal.note(_ran(shown))
 
     terminal.run(work)
+
+
+async def _receipt(client: AsyncRuntime, reference: str) -> Json:
+    try:
+        return await (await terminal.find_sandbox(client, reference)).receipt()
+    except NotFoundError:
+        pass  # of a deleted one there is a receipt and nothing else
+    try:
+        found: Json = await client.request("GET", _calls.sandbox_path(reference, "/receipt"))
+    except NotFoundError as none:
+        none.hint = "`runtime usage` shows the ids of all that cost something, deleted ones too"
+        raise
+    return found
 
 
 def _usage(shown: Json, json: bool) -> None:
@@ -220,6 +239,17 @@ async def _export(client: AsyncRuntime, window: Mapping[str, Any]) -> None:
 
 def _usd(micros: object) -> str | None:
     return None if micros is None else usd(micros)
+
+
+def _used(daily: Json) -> str:
+    """What was used, apart from what is only held."""
+    held = int(daily.get("heldMicros") or 0)
+    settled = usd(int(daily["usedMicros"]) - held)
+    return f"{settled}, {usd(held)} held" if held else settled
+
+
+def _hours(ms: int) -> str:
+    return f"{ms / 3_600_000:.2f}"
 
 
 def _share(share: float | None) -> str | None:

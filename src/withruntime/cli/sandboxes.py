@@ -143,7 +143,7 @@ def create(
     at_end: AtEnd = None,
     idle_pause: IdlePause = None,
     persistent: Annotated[bool, typer.Option("--persistent", help="Renew the lease; keep the disk at a stop.")] = False,
-    snapshot: Annotated[str | None, typer.Option(help="Begin as a copy of this snapshot.")] = None,
+    snapshot: Annotated[str | None, typer.Option(help="Begin as a copy of this snapshot, by id or name.")] = None,
     no_internet: NoInternet = False,
     allow: Allow = None,
     deny: Deny = None,
@@ -162,7 +162,7 @@ def create(
       runtime sandbox create --name my-box --memory 2048
       runtime sandbox create --lease 3600 --at-end stop --label job=42
       runtime sandbox create --max-cost 0.05 --max-total-cost 2
-      runtime sandbox create --snapshot 0b9c8a51-4a7e-4f0e-9d6c-1f3f5b7f2a11
+      runtime sandbox create --snapshot ready
     """
     fields = terminal.given(
         name=name,
@@ -174,7 +174,6 @@ def create(
         on_lease_end=at_end,
         idle_pause_seconds=idle_pause,
         persistent=persistent or None,
-        snapshot=snapshot,
         env=terminal.key_values(env, what="variable") or None,
         labels=terminal.key_values(label, what="label") or None,
         network=rules_of(no_internet, allow, deny, connect),
@@ -184,9 +183,10 @@ def create(
     )
 
     async def work(client: AsyncRuntime) -> None:
+        kept = {} if snapshot is None else {"snapshot": (await terminal.find_snapshot(client, snapshot))["id"]}
         async with terminal.patience("starting a sandbox"):
             sandbox = await client.sandboxes.create_telling(
-                terminal.note, on_capacity_wait=terminal.no_room, **fields, **money
+                terminal.note, on_capacity_wait=terminal.no_room, **fields, **money, **kept
             )
         _show(sandbox.info, json=json)
 
@@ -251,12 +251,7 @@ def get(
         if starts:
             sleeping.show_starts(await found.starts(), json=json)
             return
-        info = found.info
-        if json:
-            terminal.show_json(info)
-        else:
-            told = [(name, value) for name, value in info.items() if value is not None]
-            terminal.show_table(("field", "value"), told)
+        terminal.show_fields(found.info, json=json)
 
     terminal.run(work)
 

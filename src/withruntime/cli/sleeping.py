@@ -4,14 +4,15 @@ from typing import Annotated
 
 import typer
 
+from withruntime import _calls
 from withruntime._async.client import AsyncRuntime
 from withruntime._values import Json
 from withruntime.cli import terminal
 from withruntime.cli.spending import MaxTotalCost, micros
-from withruntime.cli.terminal import JsonFlag, SandboxRef
+from withruntime.cli.terminal import JsonFlag, SandboxRef, SnapshotRef
 
 snapshots = typer.Typer(
-    help="List and delete snapshots.",
+    help="List, show and delete snapshots.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,7 +40,7 @@ def wake(
     lease: Annotated[int | None, typer.Option(help="Seconds until the new lease ends.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Wake paused sandboxes; those that are awake stay so.
+    """Wake paused sandboxes, each for a new lease: of --lease, else as long as its first. Those awake stay as they are.
 
     Example: runtime sandbox wake my-box --lease 3600
     """
@@ -49,6 +50,7 @@ def wake(
         for one in sandboxes:
             found = await terminal.find_sandbox(client, one)
             woken.append((await found.wake(timeout_seconds=lease, on_capacity_wait=terminal.no_room)).info)
+            terminal.note(until(woken[-1]))
         _show_all(woken, json=json)
 
     terminal.run(work)
@@ -66,6 +68,7 @@ def restart(sandboxes: Sandboxes, json: JsonFlag = False) -> None:
             for one in sandboxes:
                 found = await terminal.find_sandbox(client, one)
                 started.append((await found.restart(on_capacity_wait=terminal.no_room)).info)
+                terminal.note(until(started[-1]))
         _show_all(started, json=json)
 
     terminal.run(work)
@@ -79,18 +82,34 @@ def fork(
     secret: Annotated[
         list[str] | None, typer.Option("--secret", help="A secret that the copies may use; repeatable.")
     ] = None,
+    keep_snapshot: Annotated[
+        bool, typer.Option("--keep-snapshot", help="Keep what they began as; with --json under `snapshot`.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Copy a running sandbox with memory, processes and files, and print the ids of the copies.
 
-    Example: runtime sandbox fork my-box --count 3 --name try
+    \b
+    Examples:
+      runtime sandbox fork my-box --count 3 --name try
+      runtime sandbox fork my-box --keep-snapshot
     """
     labels = terminal.key_values(label, what="label") or None
 
     async def work(client: AsyncRuntime) -> None:
         found = await terminal.find_sandbox(client, sandbox)
-        copies = await found.fork(count, name=name, labels=labels, secrets=secret)
-        _show_all([copy.info for copy in (copies if isinstance(copies, list) else [copies])], json=json)
+        if not keep_snapshot:
+            copies = await found.fork(count, name=name, labels=labels, secrets=secret)
+            _show_all([copy.info for copy in (copies if isinstance(copies, list) else [copies])], json=json)
+            return
+        fields = {"count": count, "name": name, "labels": labels, "keepSnapshot": True, "secrets": secret}
+        path = _calls.sandbox_path(found.id, ":fork")
+        made: Json = await client.request("POST", path, body=dict(terminal.given(**fields)))
+        if json:
+            terminal.show_json(made)
+            return
+        _show_all(made["sandboxes"], json=False)
+        terminal.note(f"they began as the snapshot {made['snapshot']['id']}")
 
     terminal.run(work)
 
@@ -192,14 +211,32 @@ def list_snapshots(
     terminal.run(work)
 
 
-@snapshots.command("rm")
-def remove_snapshots(ids: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...")], json: JsonFlag = False) -> None:
-    """Delete snapshots; what began from them goes on.
+@snapshots.command("get")
+def get_snapshot(snapshot: SnapshotRef, json: JsonFlag = False) -> None:
+    """Show what a snapshot is.
 
-    Example: runtime snapshot rm 0b9c8a51-4a7e-4f0e-9d6c-1f3f5b7f2a11
+    Example: runtime snapshot get ready --json
     """
 
     async def work(client: AsyncRuntime) -> None:
+        terminal.show_fields(await terminal.find_snapshot(client, snapshot), json=json)
+
+    terminal.run(work)
+
+
+@snapshots.command("rm")
+def remove_snapshots(
+    snapshots: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...", help="Ids, or names of ready ones.")],
+    json: JsonFlag = False,
+) -> None:
+    """Delete snapshots; what began from them goes on.
+
+    Example: runtime snapshot rm ready
+    """
+
+    async def work(client: AsyncRuntime) -> None:
+        # All are found first: a wrong name among them deletes nothing.
+        ids = [(await terminal.find_snapshot(client, one))["id"] for one in snapshots]
         for one in ids:
             await client.snapshots.delete(one)
         _show_all([{"id": one} for one in ids], json=json)
@@ -240,6 +277,15 @@ def show_starts(starts: list[Json], *, json: bool) -> None:
         told += [start.get("firstCommandMs"), checks["clockSkewMs"], checks["entropyReseeded"], checks["policyVersion"]]
         rows.append([round(cell, 1) if isinstance(cell, float) else cell for cell in told])
     terminal.show_table(columns, rows)
+
+
+def until(info: Json) -> str:
+    """How long a sandbox has now, and what comes then."""
+    ends, at_end = info.get("endsAt"), info.get("onTimeout") or info.get("onLeaseEnd")
+    if ends is None:
+        return f"{info['id']} runs on; its lease renews itself"
+    then = {"stop": "is stopped", "delete": "is deleted"}.get(str(at_end), "is paused")
+    return f"{info['id']} runs until {ends}, then it {then}; `runtime sandbox extend` moves that"
 
 
 def _show_all(infos: list[Json], *, json: bool) -> None:

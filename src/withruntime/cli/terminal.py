@@ -15,8 +15,9 @@ from withruntime import _local
 from withruntime._async import _io
 from withruntime._async.client import AsyncRuntime
 from withruntime._async.sandbox import AsyncSandbox
-from withruntime._errors import NotFoundError, RuntimeError
+from withruntime._errors import ConflictError, NotFoundError, RuntimeError
 from withruntime._settings import configured_origin
+from withruntime._values import Json
 
 T = TypeVar("T")
 
@@ -42,6 +43,7 @@ _FLAGS = {
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SandboxRef = Annotated[str, typer.Argument(metavar="SANDBOX", help="The sandbox's id or name.")]
+SnapshotRef = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="The snapshot's id, or the name of a ready one.")]
 
 
 def note(text: str) -> None:
@@ -75,6 +77,14 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
     for row in cells:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show_fields(info: Json, *, json: bool) -> None:
+    """One thing with all that is known of it."""
+    if json:
+        show_json(info)
+    else:
+        show_table(("field", "value"), [(name, value) for name, value in info.items() if value is not None])
 
 
 def _cell(value: object) -> str:
@@ -176,6 +186,35 @@ async def find_sandbox(client: AsyncRuntime, reference: str) -> AsyncSandbox:
         if not named:
             raise
         return (holding or named)[-1]
+
+
+async def find_snapshot(client: AsyncRuntime, reference: str) -> Json:
+    """A snapshot by id, else the one that is ready and has the name. No two may: nobody could say which is meant."""
+    try:
+        return await client.snapshots.get(reference)
+    except NotFoundError:
+        named = [one async for one in await client.snapshots.list(name=reference)]
+        ready = [one for one in named if one.get("state") == "ready"]
+        if len(ready) == 1:
+            return ready[0]
+        if ready:
+            raise ConflictError(
+                f"{len(ready)} snapshots are called {reference!r}: {', '.join(one['id'] for one in ready)}",
+                code="name_ambiguous",
+                hint="name one by its id",
+            ) from None
+        if named:
+            states = ", ".join(f"{one['id']} is {one['state']}" for one in named)
+            raise NotFoundError(
+                f"no snapshot that is called {reference!r} is ready: {states}",
+                code="snapshot_not_found",
+                hint="name one by its id",
+            ) from None
+        raise NotFoundError(
+            f"there is no snapshot with the id or the name {reference!r}",
+            code="snapshot_not_found",
+            hint="`runtime snapshot ls` shows those that there are",
+        ) from None
 
 
 def key_values(given: Sequence[str] | None, *, what: str) -> dict[str, str]:

@@ -137,11 +137,14 @@ async def test_the_trial_runs_out_and_never_becomes_credit(api: Api) -> None:
 
 async def test_a_trial_sandbox_costs_nothing_and_gives_its_hours_back(api: Api) -> None:
     made = await api.create(funding="trial")
+    held = (await api.http.get("/v1/limits")).json()["trial"]
     await api.clock.advance(60)
     stopped = (await api.http.post(f"/v1/sandboxes/{made['id']}:stop", headers={"Prefer": "wait=10"})).json()
 
     assert (made["heldMicros"], stopped["chargedMicros"], stopped["trial"]) == (0, 0, True)
-    assert (await api.http.get("/v1/limits")).json()["trial"]["usedMs"] == 60_000
+    assert held["heldMs"] == held["usedMs"] == LEASE_S * 1000
+    after = (await api.http.get("/v1/limits")).json()["trial"]
+    assert (after["usedMs"], after["heldMs"]) == (60_000, 0)
 
 
 async def test_extending_past_the_limit_is_refused_and_the_lease_stays(api: Api) -> None:
@@ -270,6 +273,20 @@ async def test_a_receipt_has_lines_that_sum_to_its_entries(api: Api) -> None:
         }
     ]
     assert receipt["waitedShare"] == 1.0
+
+
+async def test_the_receipt_of_a_deleted_sandbox_is_there_for_who_may_see_it_and_nothing_else_of_it(api: Api) -> None:
+    made = await api.create()
+    await api.clock.advance(900)
+    await api.http.delete(f"/v1/sandboxes/{made['id']}")
+    _, other = await api.new_key(account_wide=False)
+    path = f"/v1/sandboxes/{made['id']}/receipt"
+
+    receipt = await api.http.get(path)
+
+    assert (receipt.status_code, receipt.json()["totalMicros"], receipt.json()["final"]) == (200, 31_250 // 4, True)
+    assert (await api.http.get(path, headers=other)).status_code == 404
+    assert (await api.http.get(f"/v1/sandboxes/{made['id']}")).status_code == 404
 
 
 async def test_usage_sums_what_was_used_and_exports_it_as_csv(api: Api) -> None:

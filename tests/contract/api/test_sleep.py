@@ -115,7 +115,10 @@ async def test_a_stopped_persistent_sandbox_is_restarted_from_its_disk(api: Api)
     restarted = await verb(api, made, "restart")
 
     assert (stopped["state"], stopped["diskKept"]) == ("stopped", True)
-    assert taken.json()["error"]["code"] == "name_taken"
+    told = taken.json()["error"]
+    assert (told["code"], made["id"] in told["message"]) == ("name_taken", True)
+    # The hint is read by users of the command line too, which has no such field.
+    assert "getOrCreate" not in told["hint"]
     assert (restarted["state"], restarted["diskKept"], restarted["startup"]["how"]) == ("running", False, "cold")
     assert await refused(api, made, "restart") == (409, "not_stopped")
 

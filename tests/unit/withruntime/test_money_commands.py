@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from withruntime._errors import NotFoundError
 from withruntime.cli import money, terminal
 from withruntime.cli.app import app
 
@@ -83,8 +84,8 @@ class Told:
     async def receipt(self) -> Any:
         return self.answers["receipt"]
 
-    async def request(self, method: str, path: str, *, query: Any) -> Any:
-        self.asked.append((method, path, dict(query)))
+    async def request(self, method: str, path: str, *, query: Any = None) -> Any:
+        self.asked.append((method, path, dict(query or {})))
         pages = self.answers[path]
         return pages.pop(0) if isinstance(pages, list) else pages
 
@@ -115,6 +116,28 @@ def test_limits_are_shown_with_what_is_left(command: Any) -> None:
     assert shown.exit_code == 0
     assert [part for part in ("$2.00", "$0.50", "$1.50", "49.00", "$0.966875") if part not in shown.stdout] == []
     assert json.loads(command(Told(limits=LIMITS), "limits", "--json").stdout) == LIMITS
+
+
+def test_what_is_only_held_is_not_called_used(command: Any) -> None:
+    trial = {**LIMITS["trial"], "heldMs": 1_800_000}
+    shown = command(
+        Told(limits={**LIMITS, "trial": trial, "daily": {**LIMITS["daily"], "heldMicros": "400000"}}), "limits"
+    )
+
+    assert [part for part in ("$0.10, $0.40 held", "0.50, 0.50 held", "49.00") if part not in shown.stdout] == []
+    assert "comes back" in shown.stderr
+
+
+def test_the_receipt_of_a_deleted_sandbox_is_asked_for_by_its_id(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Told(**{"/v1/sandboxes/gone/receipt": RECEIPT})
+
+    async def no_sandbox() -> Any:
+        raise NotFoundError("there is no sandbox 'gone'", code="not_found", status=404)
+
+    monkeypatch.setattr(client, "receipt", no_sandbox)
+    shown = command(client, "sandbox", "receipt", "gone", "--json")
+
+    assert json.loads(shown.stdout) == RECEIPT
 
 
 def test_usage_is_shown_by_sandbox_with_its_waiting(command: Any) -> None:

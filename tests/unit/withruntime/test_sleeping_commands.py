@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from scripted_server import ScriptedServer, answer
+from scripted_server import ScriptedServer, answer, refusal
 
 START = {
     "number": 1,
@@ -48,10 +48,44 @@ def test_a_fork_prints_each_copy_and_sends_what_was_named(service: ScriptedServe
     assert sent.json == {"count": 2, "name": "kid", "labels": {"k": "v"}, "secrets": ["TOKEN"]}
 
 
+def test_a_fork_that_keeps_its_moment_says_as_what(service: ScriptedServer):
+    made = {"sandboxes": [{"id": "b", "state": "running"}], "snapshot": {"id": "s", "state": "ready"}}
+    service.on("POST", "/v1/sandboxes/a:fork", answer(made))
+
+    told = runtime("sandbox", "fork", "a", "--keep-snapshot")
+
+    assert (told.stdout.strip(), "snapshot s" in told.stderr) == ("b", True)
+    assert json.loads(ran("sandbox", "fork", "a", "--keep-snapshot", "--name", "kid", "--json")) == made
+    first, second = (sent.json for sent in service.sent("POST", "/v1/sandboxes/a:fork"))
+    assert first == {"count": 1, "keepSnapshot": True}
+    assert second == {"count": 1, "name": "kid", "keepSnapshot": True}
+
+
+@pytest.mark.parametrize("verb", ["wake", "restart"])
+@pytest.mark.parametrize(
+    ("lease", "said"),
+    [
+        (
+            {"endsAt": "2026-11-30T01:30:00.000Z", "onTimeout": "pause"},
+            "until 2026-11-30T01:30:00.000Z, then it is paused",
+        ),
+        ({"endsAt": "2026-11-30T01:30:00.000Z", "onTimeout": "delete"}, "then it is deleted"),
+        ({"endsAt": None, "onTimeout": "pause"}, "its lease renews itself"),
+    ],
+)
+def test_a_new_lease_is_told_with_its_end(service: ScriptedServer, verb: str, lease: dict, said: str):
+    service.on("POST", f"/v1/sandboxes/a:{verb}", answer({"id": "a", "state": "running", **lease}))
+
+    done = runtime("sandbox", verb, "a")
+
+    assert (done.stdout, said in done.stderr) == ("a\n", True)
+
+
 def test_a_snapshot_prints_its_id_and_is_listed_and_removed(service: ScriptedServer):
     kept = {"id": "s", "state": "ready", "mode": "disk", "name": "ready", "sourceSandboxId": "a"}
     service.on("POST", "/v1/sandboxes/a:snapshot", answer(kept))
     service.on("GET", "/v1/snapshots", answer({"data": [kept], "nextCursor": None}))
+    service.on("GET", "/v1/snapshots/s", answer(kept))
     service.on("POST", "/v1/snapshots/s:delete", answer({**kept, "state": "deleted"}))
 
     assert ran("sandbox", "snapshot", "a", "--mode", "disk", "--days", "7") == "s"
@@ -85,10 +119,54 @@ def test_an_update_of_nothing_is_wrong_usage(service: ScriptedServer):
 
 
 def test_a_create_may_begin_from_a_snapshot_and_say_what_its_lease_does(service: ScriptedServer):
+    service.on("GET", "/v1/snapshots/s", answer({"id": "s", "state": "ready", "name": None}))
+
     ran("sandbox", "create", "--snapshot", "s", "--at-end", "delete", "--idle-pause", "60", "--persistent")
 
     (sent,) = service.sent("POST", "/v1/sandboxes")
     assert sent.json == {"snapshot": "s", "onLeaseEnd": "delete", "idlePauseSeconds": 60, "persistent": True}
+
+
+def named(service: ScriptedServer, *snapshots: dict) -> None:
+    """A service that has these snapshots and finds one by its name only in the list."""
+    service.on("GET", "/v1/snapshots/ready", refusal(404, "snapshot_not_found"))
+    service.on("GET", "/v1/snapshots", answer({"data": list(snapshots), "nextCursor": None}))
+
+
+def test_the_name_of_a_ready_snapshot_stands_for_its_id(service: ScriptedServer):
+    kept = {"id": "s2", "state": "ready", "name": "ready"}
+    named(service, {"id": "s1", "state": "failed", "name": "ready"}, kept)
+    service.on("POST", "/v1/snapshots/s2:delete", answer({**kept, "state": "deleted"}))
+
+    ran("sandbox", "create", "--snapshot", "ready")
+    shown = json.loads(ran("snapshot", "get", "ready", "--json"))
+    gone = ran("snapshot", "rm", "ready")
+
+    assert (shown, gone) == (kept, "s2")
+    assert service.sent("POST", "/v1/sandboxes")[0].json == {"snapshot": "s2"}
+    assert service.sent("GET", "/v1/snapshots")[0].query == {"name": ["ready"]}
+
+
+@pytest.mark.parametrize("words", [("sandbox", "create", "--snapshot"), ("snapshot", "get"), ("snapshot", "rm")])
+def test_a_name_of_two_snapshots_is_refused_with_their_ids(service: ScriptedServer, words: tuple[str, ...]):
+    named(service, *({"id": one, "state": "ready", "name": "ready"} for one in ("s1", "s2")))
+
+    done = runtime(*words, "ready")
+
+    assert done.returncode == 1
+    assert "2 snapshots are called 'ready': s1, s2" in done.stderr
+    assert service.sent("POST", ".*") == []
+
+
+def test_a_name_of_no_ready_snapshot_says_what_there_is(service: ScriptedServer):
+    named(service, {"id": "s1", "state": "capturing", "name": "ready"})
+
+    assert "s1 is capturing" in runtime("sandbox", "create", "--snapshot", "ready").stderr
+
+    named(service)
+
+    assert "`runtime snapshot ls` shows" in runtime("snapshot", "rm", "ready").stderr
+    assert service.sent("POST", ".*") == []
 
 
 def test_a_stopped_sandbox_that_holds_its_name_is_found_by_it(service: ScriptedServer):
