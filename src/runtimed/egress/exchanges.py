@@ -148,15 +148,17 @@ class Exchanges:
         secrets = self._around.secrets(route)
         head, body = judged.head, None
         used: tuple[OpenSecret, ...] = ()
+        watched: tuple[str, ...] = ()
         if secrets:
             digest = None
             if sigv4.needs_body_hash(head):
                 body, digest = await self._whole_body()
-            applied = substitute.apply(head, secrets, body_sha256=digest)
-            head, used = answers.readable_only(applied.head), applied.used
+            applied = substitute.apply(head, secrets, body_sha256=digest, changed=answers.readable_only(head))
+            head, used = applied.head, applied.used
+            watched = (*(secret.value for secret in secrets), *applied.watched)
         self._told(route, judged, allowed=True, secrets=used)
         server = await self._connected(route)
-        answer = GuardedAnswer(Guard([s.value for s in secrets]), client_minor=head.minor) if secrets else PlainAnswer()
+        answer = GuardedAnswer(Guard(watched), client_minor=head.minor) if secrets else PlainAnswer()
         return await self._exchange(server, _Outgoing(head, body), answer)
 
     async def _connected(self, route: Route) -> UpstreamPipe:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from runtimed.core.network import Target
-from runtimed.core.secrets import PLACEHOLDER_PREFIX, SecretPlan, canonical_path, covers
+from runtimed.core.secrets import SecretPlan, canonical_path, covers
 from runtimed.egress.http1 import Headers, RequestHead
 from runtimed.egress.secrets import sigv4
 
@@ -53,6 +53,8 @@ class Applied:
 
     head: RequestHead
     used: tuple[OpenSecret, ...]
+    watched: tuple[str, ...] = ()
+    """Made with a secret, and not to come back either: the signature of a URL is good for days, for anybody."""
 
 
 def _path_matches(path: str, rule: str) -> bool:
@@ -62,8 +64,16 @@ def _path_matches(path: str, rule: str) -> bool:
     return path == canonical_path(rule)
 
 
-def apply(head: RequestHead, secrets: Sequence[OpenSecret], *, body_sha256: str | None = None) -> Applied:
+def apply(
+    head: RequestHead,
+    secrets: Sequence[OpenSecret],
+    *,
+    body_sha256: str | None = None,
+    changed: RequestHead | None = None,
+) -> Applied:
     """`body_sha256` is needed only where `sigv4.needs_body_hash` says so.
+
+    `head` is as the guest may have signed it; `changed`, if given, is what is to go out in its place.
 
     Raises:
         sigv4.CannotSign: a signature that only the value could make again.
@@ -72,7 +82,7 @@ def apply(head: RequestHead, secrets: Sequence[OpenSecret], *, body_sha256: str 
     signed = sigv4.read(head)
     signer = sigv4.find_signer(head, signed, [s.placeholder for s in carried], body_sha256) if signed else None
     used: list[OpenSecret] = []
-    changed = head
+    changed = changed or head
     for secret in carried:
         before = changed
         if signer is not None and secret.placeholder == signer.key:
@@ -81,16 +91,12 @@ def apply(head: RequestHead, secrets: Sequence[OpenSecret], *, body_sha256: str 
         changed = _put_header(changed, secret) if secret.plan.header else _put_everywhere(changed, secret)
         if changed is not before:
             used.append(secret)
-    if signed is not None and signer is not None:
-        value = next(s.value for s in carried if s.placeholder == signer.key)
-        changed = sigv4.sign_again(changed, signed, signer, value)
-    return Applied(head=changed, used=tuple(used))
-
-
-def mentions_placeholder(head: RequestHead) -> bool:
-    """Whether a placeholder of any secret is in the URL or a header."""
-    mark = PLACEHOLDER_PREFIX.encode()
-    return mark in head.target or any(mark in value for _, value in head.headers)
+    if signed is None or signer is None:
+        return Applied(head=changed, used=tuple(used))
+    value = next(s.value for s in carried if s.placeholder == signer.key)
+    changed = sigv4.sign_again(changed, signed, signer, value)
+    again = sigv4.read(changed) if signed.in_url else None
+    return Applied(head=changed, used=tuple(used), watched=(again.signature,) if again else ())
 
 
 def _put_header(head: RequestHead, secret: OpenSecret) -> RequestHead:
