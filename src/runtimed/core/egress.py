@@ -69,6 +69,8 @@ class Happened:
     address: str | None = None
     secrets: tuple[str, ...] = ()
     """Names of the secrets that went out with it."""
+    failure: str | None = None
+    """Why what the rules allow did not come about: the DNS, the server, its certificate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,8 @@ class EgressRecord:
             shown["address"] = it.address
         if it.secrets:
             shown["secrets"] = list(it.secrets)
+        if it.failure is not None:
+            shown["failure"] = it.failure
         return shown
 
 

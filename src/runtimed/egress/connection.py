@@ -107,6 +107,13 @@ class GuestConnection:
 
     async def connect(self, route: Route) -> UpstreamPipe:
         """Judge, resolve, judge what was found, dial that, and speak TLS with it where we intercept."""
+        try:
+            return await self._connected(route)
+        except Unreachable as failure:
+            self._failed(route, failure)
+            raise
+
+    async def _connected(self, route: Route) -> UpstreamPipe:
         server, self._dialled = self._dialled, None
         if server is None or server.gone:
             server = await self._dial(route)
@@ -280,6 +287,19 @@ class GuestConnection:
         at = str(address) if address is not None and isinstance(route.host, str) else None
         self.record(
             Happened(what="connection", host=str(route.host), port=route.port, allowed=False, rule=rule, address=at)
+        )
+
+    def _failed(self, route: Route, failure: Unreachable) -> None:
+        verdict = self._bound.policy.judge(route.host, route.port)
+        self.record(
+            Happened(
+                what="connection",
+                host=str(route.host),
+                port=route.port,
+                allowed=verdict.allowed,
+                rule=verdict.rule,
+                failure=str(failure),
+            )
         )
 
     def _tell(self, route: Route, what: str, rule: str, address: Address) -> None:

@@ -233,14 +233,14 @@ class Gateway:
         if bound.known_addresses(name, now_s) is None:
             try:
                 bound.remember(name, await self.sockets.resolve(name), now_s)
-            except NoSuchName:
-                return dns.refused(question)
-            except Unreachable:
-                return dns.failed(question)
+            except Unreachable as failure:
+                self._told_dns(bound, name, verdict.rule, failure)
+                return dns.refused(question) if isinstance(failure, NoSuchName) else dns.failed(question)
         return dns.stands_for(question, bound.stand_ins.address(name))
 
-    def _told_dns(self, bound: Bound, name: str, rule: str) -> None:
-        self.record(bound, Happened(what="dns", host=name, port=53, allowed=False, rule=rule))
+    def _told_dns(self, bound: Bound, name: str, rule: str, failure: Unreachable | None = None) -> None:
+        why = None if failure is None else str(failure)
+        self.record(bound, Happened(what="dns", host=name, port=53, allowed=why is not None, rule=rule, failure=why))
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -26,7 +26,7 @@ CLOCKS_APART = timedelta(seconds=1)
 _EVER = "1970-01-02T00:00:00Z"
 REFUSALS_SHOWN = 5
 FOLLOW_EVERY_S = 0.5
-_RECORD_COLUMNS = ("at", "what", "host", "port", "allowed", "rule", "bytesOut", "bytesIn")
+_RECORD_COLUMNS = ("at", "what", "host", "port", "allowed", "rule", "failure", "bytesOut", "bytesIn")
 
 secrets = typer.Typer(
     help="Keep secrets that sandboxes use without seeing them.",
@@ -104,7 +104,7 @@ def egress(
             after = page["nextAfter"]
             if json or follow:
                 for record in page["data"]:
-                    terminal.show_json_line(record) if json else typer.echo(_line(record))
+                    terminal.show_json_line(record) if json else typer.echo(line(record))
                 sys.stdout.flush()
             else:
                 rows += page["data"]
@@ -210,7 +210,11 @@ def _listed(value: object) -> object:
     return ", ".join(str(item) for item in value) if isinstance(value, list) else value
 
 
-def _line(record: Json) -> str:
+def line(record: Json) -> str:
+    """A record for people who follow."""
     verdict = "allowed" if record["allowed"] else "refused"
     moved = f" out={record['bytesOut']} in={record['bytesIn']}" if record["what"] == "closed" else ""
-    return f"{record['at']} {record['what']} {verdict} {record['host']}:{record['port']} ({record['rule']}){moved}"
+    failed = f" failed: {record['failure']}" if record.get("failure") else ""
+    return (
+        f"{record['at']} {record['what']} {verdict} {record['host']}:{record['port']} ({record['rule']}){moved}{failed}"
+    )

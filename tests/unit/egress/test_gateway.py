@@ -378,6 +378,37 @@ async def test_a_server_whose_certificate_is_not_valid_gets_nothing(house: House
         answer = await guest.ask(f"GET / HTTP/1.1\r\nHost: api.test\r\nX: {mark}\r\n\r\n", until=b"\n\n")
 
     assert b"502" in answer and b"certificate of api.test" in answer and server.got == b""
+    (failed,) = [it for it in house.told("connection") if it.failure]
+    assert (failed.allowed, failed.rule) == (True, "internet: true")
+    assert "the certificate of api.test is not valid" in failed.failure
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("gone.test", "there is no host gone.test"), ("closed.test", "127.0.0.1 port 9 cannot be reached")],
+)
+async def test_an_allowed_connection_that_fails_is_told_with_its_rule_and_why(
+    house: House, host: str, why: str
+) -> None:
+    house.sockets.hosts["closed.test"] = "127.0.0.1"
+    house.bind(allow=["*.test"])
+    stream = house.proxy()
+    await stream.send(f"CONNECT {host}:9 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+
+    assert b"502" in await read_all(stream)
+    (told,) = house.told()
+    assert (told.what, told.host, told.port, told.allowed, told.rule) == ("connection", host, 9, True, "allow: *.test")
+    assert why in told.failure
+
+
+async def test_an_allowed_name_that_does_not_exist_is_told(house: House) -> None:
+    house.bind(allow=["*.test"])
+    answer = await resolve(house, "gone.test")
+
+    assert answer.rcode() == dns.rcode.NXDOMAIN
+    (told,) = house.told()
+    assert (told.what, told.host, told.allowed, told.rule) == ("dns", "gone.test", True, "allow: *.test")
+    assert told.failure == "there is no host gone.test"
 
 
 async def test_a_silent_server_is_a_504_within_its_bound(house: House) -> None:

@@ -1,13 +1,18 @@
-"""What `runtime sandbox exec` says of refused connections when a command has failed."""
+"""What the command line says of connections: those that were refused to a command, and those that failed."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from withruntime._async.sandbox import AsyncSandbox
+from withruntime.cli import network, terminal
+from withruntime.cli.app import app
 from withruntime.cli.network import tell_refusals
 
 
@@ -41,3 +46,20 @@ async def test_only_what_was_refused_since_the_command_began_is_told(capsys: pyt
     said = capsys.readouterr().err
     assert said.count("new.test:443 was refused: not in allow") == 1
     assert "old.test" not in said
+
+
+def test_an_allowed_connection_that_failed_is_shown_with_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = {"what": "dns", "allowed": True, "rule": "internet: true", "failure": "there is no host gone.test"}
+    found = SimpleNamespace(network=Records([{**refusal(10, "gone.test"), **failed}]))
+
+    async def find(_: object, reference: str) -> SimpleNamespace:
+        return found
+
+    def work_with(work: Any) -> None:
+        raise typer.Exit(asyncio.run(work(None)) or 0)
+
+    monkeypatch.setattr(terminal, "find_sandbox", find)
+    monkeypatch.setattr(terminal, "run", work_with)
+
+    assert "there is no host gone.test" in CliRunner().invoke(app, ["sandbox", "egress", "box"]).stdout
+    assert "failed: there is no host gone.test" in network.line({**refusal(10, "gone.test"), **failed})
