@@ -1,7 +1,7 @@
 """Operations of more than one step, as generators: each yields what it needs and is sent what came of it. No I/O."""
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -97,6 +97,8 @@ class Creation:
     wait: bool
     on_progress: OnProgress | None = None
     """Told what happens while the sandbox starts, each time that it is something else."""
+    on_wait: Callable[[str], None] | None = None
+    """Told the sandbox's id when it has to be waited for."""
     asked: bool = False
     """Whether the request may have reached the service."""
     info: Json | None = None
@@ -124,6 +126,8 @@ def _until_running(creation: Creation, policy: RetryPolicy) -> Flow[None]:
     info = creation.info
     assert info is not None
     tell, told = creation.on_progress, None
+    if creation.on_wait is not None:
+        creation.on_wait(info["id"])
     for _ in range(1 if tell is None else 2 * _calls.SETTLE_S // PROGRESS_S):
         if tell is not None and info.get("progress") not in (None, told):
             told = info["progress"]

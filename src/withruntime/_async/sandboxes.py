@@ -21,6 +21,14 @@ _log = logging.getLogger("withruntime")
 CHANGES_AT_ONCE = 8
 
 
+def _log_wait(sandbox_id: str) -> None:
+    _log.info("waiting for the sandbox %s to start", sandbox_id)
+
+
+def _log_progress(doing: str) -> None:
+    _log.info("the sandbox is starting: %s", doing)
+
+
 class AsyncSandboxes:
     """The sandboxes that a key can see."""
 
@@ -41,7 +49,8 @@ class AsyncSandboxes:
 
         A `with` block deletes it at its end, and only stops it with `keep=True`. While the service has no room the
         call waits, for `wait_for_capacity` seconds at most (120 by default), and tells `on_capacity_wait` each time.
-        Cancelled at any moment, it leaves no sandbox behind.
+        Cancelled at any moment, it leaves no sandbox behind. A start that takes long is told at level INFO of the
+        logger `withruntime`, with what the service does.
 
         Raises:
             TypeError: a field that a sandbox does not have.
@@ -51,7 +60,12 @@ class AsyncSandboxes:
         call = _calls.create_sandbox(
             fields, key=idempotency_key, wait=wait, room_wait_s=self._t.room_wait_s(wait_for_capacity)
         )
-        return await self._create(Creation(call=call, wait=wait), on_capacity_wait, keep=keep)
+        creation = Creation(call=call, wait=wait)
+        if wait and _log.isEnabledFor(logging.INFO):
+            # In steps only where somebody listens: else one request waits for all of it.
+            told = replace(call, wait_s=_flows.PROGRESS_S)
+            creation = Creation(call=told, wait=True, on_progress=_log_progress, on_wait=_log_wait)
+        return await self._create(creation, on_capacity_wait, keep=keep)
 
     async def create_telling(
         self,

@@ -1,5 +1,7 @@
 """Making, finding and ending sandboxes, against a scripted service."""
 
+import logging
+
 import pytest
 from scripted_server import RESET, ScriptedServer, answer, refusal
 
@@ -120,6 +122,29 @@ async def test_a_start_that_takes_long_says_what_it_does_each_time_that_it_is_so
     (sent,) = service.sent("POST", "/v1/sandboxes")
     assert (sent.json, sent.headers["prefer"]) == ({"memoryMiB": 512}, "wait=2")
     assert len(service.sent("GET", "/v1/sandboxes/a")) == 3
+
+
+async def test_a_start_that_takes_long_is_logged_for_who_listens_and_no_other(
+    service: ScriptedServer, caplog: pytest.LogCaptureFixture
+):
+    booting = {"id": "a", "state": "starting", "progress": "booting the first machine"}
+    running = {"id": "a", "state": "running", "progress": None}
+    service.on("POST", "/v1/sandboxes", answer(booting))
+    service.on("GET", "/v1/sandboxes/a", *map(answer, [booting, booting | {"progress": "growing its disk"}, running]))
+
+    with caplog.at_level(logging.INFO, logger="withruntime"):
+        async with await AsyncSandbox.create():
+            pass
+    with caplog.at_level(logging.WARNING, logger="withruntime"):
+        async with await AsyncSandbox.create():
+            pass
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for the sandbox a to start",
+        "the sandbox is starting: booting the first machine",
+        "the sandbox is starting: growing its disk",
+    ]
+    assert [sent.headers["prefer"] for sent in service.sent("POST", "/v1/sandboxes")] == ["wait=2", "wait=60"]
 
 
 async def test_a_start_that_failed_says_why(service: ScriptedServer):
