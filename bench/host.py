@@ -26,13 +26,13 @@ class Service:
     key: str
     state_dir: Path
 
-    def machines(self) -> list[int]:
-        """Host pids of the machines' own processes."""
+    def machines(self, *, spares: bool = True) -> list[int]:
+        """Host pids of the machines' own processes; without `spares` only those of sandboxes."""
         pids = []
         for record in sorted((self.state_dir / "machines").glob("*/machine.json")):
-            vmm = json.loads(record.read_text())["vmm"]
-            if vmm:
-                pids.append(int(vmm["pid"]))
+            told = json.loads(record.read_text())
+            if told["vmm"] and (spares or told["sandbox"]):
+                pids.append(int(told["vmm"]["pid"]))
         return pids
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.bare import bare
 from bench.figures import Figure, of, ratio
-from bench.host import Service, cpu_s, pss_mib, rss_mib, service
+from bench.host import Service, cpu_s, pss_mib, rss_mib, service, wait_for_spares
 from withruntime import AsyncRuntime, Runtime, Sandbox
 
 MIB = 1 << 20
@@ -25,6 +25,8 @@ def measure(runs: int) -> list[Figure]:
         figures += _idle(running, runtime)
         with runtime.sandboxes.create() as sandbox:
             figures += _files(running, sandbox, max(3, runs // 10))
+    with service(spares=2) as running, Runtime(api_key=running.key, base_url=running.url) as runtime:
+        figures.append(_idle_from_spares(running, runtime))
     return figures
 
 
@@ -62,6 +64,19 @@ def _idle(running: Service, runtime: Runtime) -> list[Figure]:
     for box in boxes:
         box.delete()
     return [of("idle_pss_mib", pss, aim="< 45"), of("idle_cpu_pct", cpu, aim="< 1.5", note=f"over {IDLE_S} s")]
+
+
+def _idle_from_spares(running: Service, runtime: Runtime) -> Figure:
+    """The same for those that come from the pool: a spare has rehearsed its first steps, whose code QEMU keeps."""
+    boxes = []
+    for _ in range(5):
+        wait_for_spares(running, len(boxes) + 2)
+        boxes.append(runtime.sandboxes.create())
+    wait_for_spares(running, len(boxes) + 2)
+    pss = [pss_mib(pid) for pid in running.machines(spares=False)]
+    for box in boxes:
+        box.delete()
+    return of("idle_pss_spare_mib", pss, aim="reported")
 
 
 def _files(running: Service, sandbox: Sandbox, runs: int) -> list[Figure]:

@@ -21,6 +21,7 @@ WHAT = {
     "exec_true_ms": '`sbx.exec("true")` through the API',
     "exec_ratio": "that over the same in the agent",
     "idle_pss_mib": "memory of the host for one idle sandbox of 4 GiB",
+    "idle_pss_spare_mib": "the same for one from the pool, which has rehearsed its first steps",
     "idle_cpu_pct": "CPU of one idle sandbox, in percent of a core",
     "burst_20": "20 creates at once, ms until each was there",
     "file_write_mib_s": "64 MiB up",
