@@ -78,6 +78,15 @@ def packaged_recipes() -> list[str]:
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
+def is_recipe(name_or_path: str) -> bool:
+    """Whether this is a recipe's file, or the name of one that comes with the service."""
+    return _is_path(name_or_path) or name_or_path in packaged_recipes()
+
+
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or name_or_path.endswith(".toml")
+
+
 def load_recipe(name_or_path: str) -> Recipe:
     """A recipe by its name, or from a file if there is a "/" in it or it ends with ".toml".
 
@@ -87,7 +96,7 @@ def load_recipe(name_or_path: str) -> Recipe:
         ImageNotFound: no such recipe.
         InvalidRequest: each wrong field, by name.
     """
-    if "/" in name_or_path or name_or_path.endswith(".toml"):
+    if _is_path(name_or_path):
         path = Path(name_or_path)
         try:
             return parse_recipe(path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from runtimed.images.apt_sources import (
     host_release_name,
 )
 from runtimed.images.cache import Artifact, Cache, Workplace
-from runtimed.images.recipe import Recipe, load_recipe, packaged_recipes
+from runtimed.images.recipe import Recipe, is_recipe, load_recipe, packaged_recipes
 from runtimed.images.rootfs import RootfsOrder, build_rootfs
 from runtimed.images.run import HostRunner, Progress, Runner, silent
 
@@ -45,12 +45,18 @@ class ImageInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Settled:
+class _System:
+    """What an image's kernel and agent's disk are made of."""
+
+    archive: Archive
+    release: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settled(_System):
     """A recipe whose "auto" fields have been settled on this host."""
 
     recipe: Recipe
-    archive: Archive
-    release: str
 
     @property
     def image_id(self) -> str:
@@ -79,17 +85,26 @@ class ImageStore:
     def ensure(self, name_or_path: str, progress: Progress = silent) -> ImageFiles:
         """All that a machine of an image boots from, each file made now if it is missing. Idempotent.
 
-        The files never change; the answer's `image_id` names this very build of the image, because templates and
-        disks made from one build do not fit another.
+        An image of somebody's own recipe is found by its name or id once it is built, without the recipe. The files
+        never change; the answer's `image_id` names this very build of the image, because templates and disks made
+        from one build do not fit another.
 
         Raises:
             ImageNotFound, InvalidRequest: no such recipe, or a wrong one.
             ImageBuildFailed: a sentence that names the way out; nothing of the attempt is left.
         """
+        own = None if is_recipe(name_or_path) else self.find(name_or_path)
+        if own is not None:
+            archive = choose_archive(self._sources(), own.distribution, host_release=host_release_name())
+            system = _System(archive=archive, release=own.release)
+            return self._files(system, lambda: own, progress)
         settled = self._settle(load_recipe(name_or_path))
-        kernel_id, kernel_folder = self._kernel(settled, progress)
-        agent_id, agent_folder = self._agent(settled, kernel_id, kernel_folder, progress)
-        info = self._image(settled, progress)
+        return self._files(settled, lambda: self._image(settled, progress), progress)
+
+    def _files(self, system: _System, image: Callable[[], ImageInfo], progress: Progress) -> ImageFiles:
+        kernel_id, kernel_folder = self._kernel(system, progress)
+        agent_id, agent_folder = self._agent(system, kernel_id, kernel_folder, progress)
+        info = image()
         return ImageFiles(
             image_id=f"{info.image_id}-{info.build_id[:8]}",
             name=info.name,
@@ -109,7 +124,7 @@ class ImageStore:
         return self._image(self._settle(load_recipe(name_or_path)), progress)
 
     def find(self, name_or_id: str) -> ImageInfo | None:
-        """A built image by its id, or by its name: the one of today's recipe, else any of that name."""
+        """A built image by its id, or by its name: the one of today's recipe, else the newest of that name."""
         images = self.list()
         by_id = {image.image_id: image for image in images}
         if name_or_id in by_id:
@@ -120,7 +135,7 @@ class ImageStore:
                 current = self._settle(load_recipe(name_or_id)).image_id
             except ImageNotFound:
                 current = ""
-            named.sort(key=lambda image: image.image_id != current)
+            named.sort(key=lambda image: (image.image_id != current, -_built_at(image)))
         return named[0] if named else None
 
     def list(self) -> list[ImageInfo]:
@@ -167,20 +182,20 @@ class ImageStore:
         archive = choose_archive(self._sources(), recipe.distribution, host_release=host_release_name())
         return _Settled(recipe=recipe, archive=archive, release=recipe.release_for(archive.distribution))
 
-    def _kernel(self, settled: _Settled, progress: Progress) -> tuple[str, Path]:
-        key = kernel.kernel_address(settled.archive.distribution, settled.release)
+    def _kernel(self, system: _System, progress: Progress) -> tuple[str, Path]:
+        key = kernel.kernel_address(system.archive.distribution, system.release)
 
         def make(place: Workplace) -> None:
-            kernel.build_kernel(settled.archive, settled.release, place, self._runner, progress)
+            kernel.build_kernel(system.archive, system.release, place, self._runner, progress)
 
         artifact = Artifact(kind=_KERNELS, key=key, needs_mib=kernel.NEEDS_MIB, make=make)
         return key, self._cache.ensure(artifact, progress)
 
-    def _agent(self, settled: _Settled, kernel_id: str, kernel_folder: Path, progress: Progress) -> tuple[str, Path]:
-        tools_id = guest_tools.tools_address(settled.archive.distribution, settled.release)
+    def _agent(self, system: _System, kernel_id: str, kernel_folder: Path, progress: Progress) -> tuple[str, Path]:
+        tools_id = guest_tools.tools_address(system.archive.distribution, system.release)
 
         def make_tools(place: Workplace) -> None:
-            guest_tools.build_tools(settled.archive, settled.release, place, self._runner, progress)
+            guest_tools.build_tools(system.archive, system.release, place, self._runner, progress)
 
         tools = Artifact(kind=_TOOLS, key=tools_id, needs_mib=guest_tools.NEEDS_MIB, make=make_tools)
         parts = agent_disk.AgentParts(

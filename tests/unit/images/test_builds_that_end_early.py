@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,6 +102,31 @@ def test_what_is_there_is_not_made_again(tmp_path: Path, ensure_image: Ensure) -
 
     assert ensure_image(tmp_path / "cache", again) == first
     assert again.calls == []
+
+
+def test_an_image_of_a_recipe_of_one_s_own_is_used_by_its_name_and_the_newest_one_is_meant(
+    tmp_path: Path, guest_source: Path
+) -> None:
+    cache, recipe = tmp_path / "cache", tmp_path / "science.toml"
+
+    def ensure(name: str, runner: FakeDistribution) -> str:
+        return (
+            ImageStore(cache, runner=runner, sources=lambda: ENTRIES, guest_source=guest_source).ensure(name).image_id
+        )
+
+    built = []
+    for number in range(2):
+        recipe.write_text(f'name = "science"\ncommands = ["echo {number}"]\n')
+        built.append(ensure(str(recipe), FakeDistribution()))
+        description = cache / "images" / built[-1].rpartition("-")[0] / "image.json"
+        os.utime(description, (1000 + number, 1000 + number))
+    recipe.unlink()
+    runner = FakeDistribution()
+
+    assert built[0] != built[1]
+    assert ensure("science", runner) == built[1]
+    assert ensure(built[0].rpartition("-")[0], runner) == built[0]
+    assert runner.calls == []
 
 
 def test_new_agent_code_makes_only_a_new_agent_disk(tmp_path: Path, ensure_image: Ensure, guest_source: Path) -> None:
