@@ -22,7 +22,7 @@ from runtimed.images.qemu import find_host_qemu
 from runtimed.images.run import HostRunner
 from runtimed.images.store import ImageStore
 from runtimed.node.build import machines_dir
-from runtimed.node.leftovers import Leftover, left_over, waiting
+from runtimed.node.leftovers import Leftover, disks_waiting, left_over, waiting
 from runtimed.node.vmm.jail import probe_argv
 from runtimed.settings import Settings
 from runtimed.state_folder import StateFolder
@@ -181,6 +181,9 @@ def _left_over(settings: Settings, fix: bool) -> list[Finding]:
     if count := waiting(machines_dir(settings.state_dir)):
         line = f"{counted(count, 'sandbox')} without a service: runtime server start finds them, their leases end them"
         found.append(Finding(name="sandboxes", verdict="note", line=line))
+    if count := disks_waiting(machines_dir(settings.state_dir)):
+        line = f"{counted(count, 'disk')} of machines that ended: kept as soon as a service runs and the host has room"
+        found.append(Finding(name="disks", verdict="note", line=line))
     return found or [Finding(name="left over", verdict="ok", line="nothing")]
 
 

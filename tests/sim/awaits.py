@@ -107,6 +107,9 @@ class _Stepped(Coroutine[Any, Any, T]):
     def __await__(self) -> Generator[Any, Any, T]:
         return self._work.__await__()
 
+    def __del__(self) -> None:
+        self._work.close()  # a task that a kill left before its first step
+
     def _waits(self, awaited: Any) -> Any:
         error = self._driven.step(self._work)
         if error is None:

@@ -117,7 +117,7 @@ class Host:
             assert chain(one.template, one.plan.layers) == machine.below, "what lies below its disk is there"
             assert not one.channel.closed.done(), "it can be reached"
             assert one.watch is not None and not one.watch.done(), "its end will be noticed"
-        for record in self.room.snapshots.all():
+        for _, record in self.room.snapshots.all():
             chain(record.template, record.plan.layers)
         assert not self.node._starting
 

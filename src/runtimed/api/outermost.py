@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtimed.api.envelope import error_response, internal_error
 from runtimed.api.metrics import Metrics
 from runtimed.core.clock import Clock
-from runtimed.core.errors import HostUnavailable, TooLarge
+from runtimed.core.errors import HostUnavailable, NoCapacity, TooLarge
 from runtimed.core.ids import new_id
 from runtimed.core.limits import BODY_MAX_BYTES
 
@@ -57,10 +57,11 @@ class Outermost:
         except (BodyTooLarge, ClientDisconnect) as error:
             if not status and isinstance(error, BodyTooLarge):
                 await error_response(error, request_id=request_id)(scope, receive, send_marked)
-        except Exception:  # noqa: BLE001 - the one boundary: whatever went wrong, the client learns the id and no more
+        except Exception as failure:  # noqa: BLE001 - the one boundary: whatever went wrong, the client learns the id and no more
             _log.exception("request %s failed", request_id)
             if not status:
-                await error_response(internal_error(), request_id=request_id)(scope, receive, send_marked)
+                told = _no_room(failure) or internal_error()
+                await error_response(told, request_id=request_id)(scope, receive, send_marked)
             # A body that was begun stays without its end, so that the client sees that it is cut.
         finally:
             self._note(scope, status, self._clock.monotonic_s() - began_s)
@@ -80,6 +81,11 @@ class Outermost:
             caller.key_id if caller else "-",
             scope.get("path_params", {}).get("sandbox_id", "-"),
         )
+
+
+def _no_room(failure: Exception) -> NoCapacity | None:
+    """A host that is too full to note an answer refuses it, also after its route has begun to answer."""
+    return next((one for one in (failure, failure.__cause__) if isinstance(one, NoCapacity)), None)
 
 
 def routed_path(scope: Scope) -> str:

@@ -1,4 +1,4 @@
-"""Keeps machines beyond their process: pause and wake, fork, snapshots, and the disk of one that died.
+"""Keeps machines beyond their process: pause and wake, fork, snapshots.
 
     running --freeze--> frozen --keep, release--> kept on the shelf --wake--> running
                           '----thaw (the write was called off or failed)---> running
@@ -12,19 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
-from runtimed.core.errors import HostUnavailable, NotFound, RuntimedError, StartFailed, Unavailable
+from runtimed.core.errors import HostUnavailable, MachineGone, NotFound, RuntimedError, StartFailed, Unavailable
 from runtimed.core.ids import SandboxId
 from runtimed.core.specs import MachineSpec, Started, Stored
 from runtimed.core.tasks import spawn
 from runtimed.node.channel import Channel
 from runtimed.node.coldboot import BootWay, boot_watched
 from runtimed.node.guest import GuestClient
-from runtimed.node.kept import ABOVE, DISK, KeptRecord, Shelf, has_unfinished_disk
+from runtimed.node.kept import ABOVE, DISK, KeptRecord, Shelf
 from runtimed.node.parts import Held, NodeParts, Ready, Steps
 from runtimed.node.starting import ANSWER_S, How, Starter, started
 from runtimed.node.vmm import journal, splitting
@@ -43,6 +43,8 @@ COPIES_AT_ONCE = 4
 SHARED_FROM = 3
 """From so many copies on they share one file of the captured memory; for fewer its making costs more than it saves."""
 
+GO_ON_TRIES, GO_ON_EVERY_S = 3, 0.5
+"""For a machine that stands still for a capture; one that does not go on then is lost, and its disk is kept."""
 
 _NOT_UP = (OSError, LookupError, EOFError, TimeoutError, HostUnavailable)
 """What a driver raises when a machine did not come up."""
@@ -59,9 +61,11 @@ class _RanAndLost(Exception):
 class Keeper:
     """Moves machines between running and kept. The node holds each machine's lock meanwhile."""
 
-    def __init__(self, parts: NodeParts, starter: Starter) -> None:
+    def __init__(self, parts: NodeParts, starter: Starter, lost: Callable[[Held, str], Awaitable[None]]) -> None:
         self._parts = parts
         self._starter = starter
+        self._lost = lost
+        """Told of a machine that did not go on: it is as one that died."""
         self._room = parts.room
 
     @property
@@ -99,6 +103,7 @@ class Keeper:
         Raises:
             NoCapacity, HostUnavailable, OSError: before `held.releasing` the machine is as it was.
         """
+        held.plan = splitting.settled(held.plan)
         owner, shelf = held.spec.sandbox_id, self._room.sandboxes
         folder = shelf.begin(owner)
         try:
@@ -107,21 +112,9 @@ class Keeper:
         except BaseException:
             shelf.give_up(owner)
             raise
-        return await self._release(held, folder)
-
-    async def keep_disk(self, held: Held) -> Stored:
-        """End a machine, frozen or dead, and put its disk alone on the shelf.
-
-        Where an earlier write had got as far as the disk, that one is put in place, with its memory if it has some.
-        """
-        owner, shelf = held.spec.sandbox_id, self._room.sandboxes
-        if has_unfinished_disk(shelf, owner):  # the only one there is: to begin anew would be to remove it
-            return await self._shelve(shelf, owner, held.template)
-        if not held.plan.directory.exists() and (stored := shelf.stored(owner)) is not None:
-            return stored  # nobody had heard of it
-        folder = shelf.begin(owner)
-        shelf.write(folder, self._record(held, "disk"))
-        return await self._release(held, folder)
+        held.releasing = True
+        await self.driver.release(held.plan, folder / DISK)
+        return await self._shelve(shelf, owner, held.template)
 
     async def thaw(self, held: Held) -> Started:
         """Let a frozen machine go on, with the clock of now."""
@@ -162,8 +155,20 @@ class Keeper:
 
     def woken(self, sandbox_id: SandboxId) -> None:
         """Its machine is its own by that one's record: what is still on the shelf is worth nothing any more."""
-        _remove_later(self._room.sandboxes.put_aside(sandbox_id))
+        try:
+            _remove_later(self._room.sandboxes.put_aside(sandbox_id))
+        except OSError as failure:
+            _log.warning("what sandbox %s woke from stays for now: %s", sandbox_id, failure)
         self._room.sweep()
+
+    async def unwake(self, ready: Ready, sandbox_id: SandboxId) -> None:
+        """End one that woke and cannot be held; its disk goes back to the shelf, without the memory."""
+        shelf = self._room.sandboxes
+        record = shelf.find(sandbox_id)
+        assert record is not None
+        await ready.channel.close()
+        folder = shelf.folder(sandbox_id)
+        await self._undo(ready.plan, record, Kept(directory=folder, disk=folder / DISK))
 
     async def copy(self, spec: MachineSpec) -> tuple[Ready, Started]:
         """A new machine that begins as a snapshot; one of a disk alone may have another size, its disk a larger one."""
@@ -280,6 +285,7 @@ class Keeper:
 
     async def _capture(self, held: Held, folder: Path, mode: Literal["memory", "disk"]) -> KeptRecord:
         """Stop the source, freeze its disk as a layer, write what it owns of memory, let it go on."""
+        held.plan = splitting.settled(held.plan)  # an earlier one may have been cut short
         await self._shorten(held)
         layer = self._room.new_layer()
         try:
@@ -296,12 +302,15 @@ class Keeper:
         return self._record(held, mode)
 
     async def _go_on(self, held: Held) -> None:
-        """After a capture, well or not: its vCPUs run, and with the clock of now also what was held of a user."""
+        """After a capture, well or not: its vCPUs run, and with the clock of now also what was held of a user.
+
+        Raises MachineGone where they do not; it is then as one that died.
+        """
         try:
-            await self.driver.thaw(held.plan)
+            await self._thawed(held)
         except _NOT_UP as failure:
-            _log.warning("sandbox %s is told to go on once more: %s", held.spec.sandbox_id, failure)
-            await self.driver.thaw(held.plan)
+            await self._lost(held, f"it did not go on after a capture: {failure}")
+            raise MachineGone(f"sandbox {held.spec.sandbox_id} did not go on: {failure}") from failure
         finally:
             held.plan = splitting.settled(held.plan)  # it may have been cut short
         try:
@@ -309,6 +318,17 @@ class Keeper:
             await self._starter.identify(ready, held.spec, new=False)
         except (RuntimedError, OSError, TimeoutError) as failure:
             _log.warning("the clock of sandbox %s was not set after a capture: %s", held.spec.sandbox_id, failure)
+
+    async def _thawed(self, held: Held) -> None:
+        for left in range(GO_ON_TRIES - 1, -1, -1):
+            try:
+                await self.driver.thaw(held.plan)
+                return
+            except _NOT_UP as failure:
+                if not left or self.driver.vmm_pid(held.plan.machine_id) is None:
+                    raise
+                _log.warning("sandbox %s is told to go on once more: %s", held.spec.sandbox_id, failure)
+            await asyncio.sleep(GO_ON_EVERY_S)
 
     async def _shorten(self, held: Held) -> None:
         """A machine that was often copied starts no slower for it: its layers become its own disk again."""
@@ -430,16 +450,15 @@ class Keeper:
 
     async def _undo(self, plan: MachinePlan, record: KeptRecord, kept: Kept) -> None:
         """End one that ran. Its disk may have gone on: the memory must never meet that again."""
-        if kept.disk is not None and not kept.disk.exists():
+        if kept.disk is None or kept.disk.exists():
+            await self.driver.kill(plan.machine_id)
+            return
+        try:
             self._room.sandboxes.write(kept.directory, replace(record, mode="disk"))
             await self.driver.release(plan, kept.disk)
-        else:
-            await self.driver.kill(plan.machine_id)
-
-    async def _release(self, held: Held, folder: Path) -> Stored:
-        held.releasing = True
-        await self.driver.release(held.plan, folder / DISK)
-        return await self._shelve(self._room.sandboxes, held.spec.sandbox_id, held.template)
+        except BaseException:  # it stays with its disk until somebody wants that
+            journal.end_processes(plan.directory)
+            raise
 
     async def _shelve(self, shelf: Shelf, owner: str, template: Template) -> Stored:
         stored = await asyncio.to_thread(shelf.finish, owner)

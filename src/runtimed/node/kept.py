@@ -30,8 +30,6 @@ from runtimed.node.vmm.journal import machines, plan_from, read, template_from
 RECORD, DISK, PAGES = "kept.json", "disk.qcow2", "pages"
 ABOVE = ".above-"
 """With the name of a layer: the disk to be above that, which the disk until now is becoming."""
-KEEP_TRIES = 2
-"""For the disk of a machine that died: there is no other, and nobody who could ask again."""
 TAKEN_BY = "taken-by"
 """Names the machine that the disk moves into, until that is a sandbox's by its own record."""
 
@@ -126,25 +124,19 @@ class Shelf:
         """Before a machine takes the disk: where it is to be found should the service die meanwhile."""
         (self._root / owner / TAKEN_BY).write_text(machine_id)
 
-    def stored(self, owner: str) -> Stored | None:
-        """Its sizes, for people and for metering."""
-        record, folder = self.find(owner), self._root / owner
+    def stored(self, owner: str, *, unfinished: bool = False) -> Stored | None:
+        """Its sizes, for people and for metering; also of a folder that is whole and not yet in place."""
+        folder = self.unfinished_folder(owner) if unfinished else self._root / owner
+        record = _read(folder)
         if record is None:
             return None
-        disks = [folder / DISK, *record.plan.layers]
-        return Stored(
-            mode=record.mode,
-            generation=record.generation,
-            memory_bytes=_allocated(folder / PAGES) if record.mode == "memory" else 0,
-            disk_bytes=sum(_allocated(disk) for disk in disks),
-            shape=record.plan.shape,
-            image=record.spec.image,
-        )
+        return sizes(record, [folder / DISK, *record.plan.layers], memory=folder / PAGES)
 
-    def all(self) -> Iterable[KeptRecord]:
+    def all(self) -> Iterable[tuple[str, KeptRecord]]:
+        """By owner."""
         for path in self._root.iterdir():
             if (record := _read(path)) is not None:
-                yield record
+                yield path.name, record
 
 
 class KeptRoom:
@@ -154,9 +146,10 @@ class KeptRoom:
         self.sandboxes = Shelf(state_dir / "kept")
         self.snapshots = Shelf(state_dir / "snapshots")
         self._layers, self._bases, self._scratch = state_dir / "layers", state_dir / "bases", state_dir / "scratch"
-        shutil.rmtree(self._scratch, ignore_errors=True)
         for folder in (self._layers, self._bases, self._scratch):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in self._scratch.iterdir():  # the folder stays: a host without room could not make it again
+            shutil.rmtree(left, ignore_errors=True)
         self._machines = machines_dir
         self._moves = 0
         """Forks, snapshots and cold boots under way: what they make is in no record yet."""
@@ -192,7 +185,7 @@ class KeptRoom:
         layers: set[Path] = set()
         bases: set[Path] = set()
         for shelf in (self.sandboxes, self.snapshots):
-            for kept in shelf.all():
+            for _, kept in shelf.all():
                 layers.update(kept.plan.layers)
                 bases.add(kept.template.directory)
         for directory in machines(self._machines):
@@ -206,6 +199,18 @@ class KeptRoom:
             layer.unlink(missing_ok=True)
         for base in set(self._bases.iterdir()) - bases:
             shutil.rmtree(base, ignore_errors=True)
+
+
+def sizes(record: KeptRecord, disks: Iterable[Path], *, memory: Path | None = None) -> Stored:
+    """What is kept, by the room that it takes."""
+    return Stored(
+        mode=record.mode,
+        generation=record.generation,
+        memory_bytes=_allocated(memory) if memory is not None and record.mode == "memory" else 0,
+        disk_bytes=sum(_allocated(disk) for disk in disks),
+        shape=record.plan.shape,
+        image=record.spec.image,
+    )
 
 
 def has_unfinished_disk(shelf: Shelf, owner: str) -> bool:

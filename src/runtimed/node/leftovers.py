@@ -40,6 +40,20 @@ def waiting(machines: Path) -> int:
     return sum(journal.adoptable(directory) for directory in journal.machines(machines))
 
 
+def disks_waiting(machines: Path) -> int:
+    """How many disks of dead machines are not on the shelf yet: it had no room, or no service has begun."""
+    with_a_disk = set(taken_disks(machines.parent).values())
+    return sum(
+        (directory.name in with_a_disk or journal.has_a_disk(directory)) and not _lives(directory)
+        for directory in journal.machines(machines)
+    )
+
+
+def _lives(directory: Path) -> bool:
+    record = journal.read(directory)
+    return record is not None and record.vmm is not None and same(record.vmm)
+
+
 def _owned(building: Path) -> bool:
     try:
         return same(ProcessMark(**json.loads((building / "owner.json").read_text())))

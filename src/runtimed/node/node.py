@@ -24,9 +24,9 @@ from runtimed.node.channel import Channel
 from runtimed.node.cpu_shares import guarantee
 from runtimed.node.guest import GuestClient
 from runtimed.node.keeping import Keeper, sandbox_of
-from runtimed.node.kept import KEEP_TRIES
 from runtimed.node.lease_files import LeaseFiles
 from runtimed.node.parts import Held, ImageSource, NodeLimits, NodeParts, Ready, WayOut
+from runtimed.node.remains import Remains, refusal
 from runtimed.node.starting import Starter
 from runtimed.node.vmm import journal
 
@@ -51,7 +51,8 @@ class LocalNode:
         self._ended: MachineEnded | None = None
         self._paused: PauseSettled | None = None
         self._starter = Starter(parts, is_idle=self._is_idle, is_pressed=self._is_pressed)
-        self._keeper = Keeper(parts, self._starter)
+        self._keeper = Keeper(parts, self._starter, self._died)
+        self._remains = Remains(parts)
         self._leases = LeaseFiles(parts.machines.parent / "leases")
 
     async def prepare(self) -> None:
@@ -118,6 +119,7 @@ class LocalNode:
         try:
             begin = self._starter.start if spec.snapshot_id is None else self._keeper.copy
             ready, started = await begin(spec)
+            await self._claim([(ready, spec)])
             self._hold(ready, spec)
             return started
         finally:
@@ -129,10 +131,13 @@ class LocalNode:
         held = self._held.get(sandbox_id)
         if held is not None:
             async with held.lock:
-                await self._stop(held, keep_disk=keep_disk)
+                if self._held.get(sandbox_id) is held:  # it may have died meanwhile
+                    await self._stop(held, keep_disk=keep_disk)
         if not keep_disk:
-            self._parts.room.sandboxes.remove(sandbox_id)
+            await self._remains.forget(sandbox_id)
             self._parts.room.sweep()
+        elif held is None and sandbox_id not in self._starting:
+            await self._remains.keep(sandbox_id)
 
     async def pause(self, sandbox_id: SandboxId) -> None:
         """Stop the vCPUs, then write in the background. See `core.ports.Node.pause`."""
@@ -153,12 +158,22 @@ class LocalNode:
         if held is not None and (started := await self._call_off(held)):
             return started
         await self._check_memory()
+        if spec.sandbox_id in self._starting:
+            raise StartFailed(f"sandbox {spec.sandbox_id} is being started already")
         self._starting[spec.sandbox_id] = spec.shape
         try:
+            await self._remains.shelve(spec.sandbox_id)
             ready, started, generation = await self._keeper.wake(spec, from_disk=from_disk)
+            try:
+                _write_down(ready, spec, generation)
+            except OSError:
+                await asyncio.shield(self._keeper.unwake(ready, spec.sandbox_id))
+                raise
             self._hold(ready, spec, generation)
             self._keeper.woken(spec.sandbox_id)  # only now: a service that died before would have nothing to go by
             return started
+        except OSError as failure:
+            raise refusal(failure) from failure
         finally:
             self._starting.pop(spec.sandbox_id, None)
             self._starter.doing.pop(spec.sandbox_id, None)
@@ -173,6 +188,7 @@ class LocalNode:
         try:
             async with held.lock:
                 made, kept = await self._keeper.fork(held, children, keep_as)
+            await self._claim([(ready, spec) for spec, (ready, _) in zip(children, made, strict=True)])
             for spec, (ready, _) in zip(children, made, strict=True):
                 self._hold(ready, spec)
             return CopiesStarted(started=tuple(started for _, started in made), kept=kept)
@@ -187,6 +203,8 @@ class LocalNode:
             await asyncio.wait([held.writing])
             held = self._held.get(sandbox_id)
         if held is None:
+            if sandbox_id not in self._starting:
+                await self._remains.shelve(sandbox_id)
             return await self._keeper.snapshot_kept(sandbox_id, snapshot_id, mode)
         async with held.lock:
             return await self._keeper.snapshot(held, snapshot_id, mode)
@@ -198,11 +216,13 @@ class LocalNode:
 
     def stored(self, sandbox_id: SandboxId) -> Stored | None:
         """What is kept of a sandbox that does not run."""
-        return self._parts.room.sandboxes.stored(sandbox_id)
+        if sandbox_id in self._held:
+            return self._parts.room.sandboxes.stored(sandbox_id)
+        return self._remains.stored(sandbox_id)
 
     async def adopt(self) -> frozenset[SandboxId]:
         """Take over what an earlier service left. See `core.ports.Node.adopt`."""
-        for spec, ready, generation in await adopt(self._parts, self._starter):
+        for spec, ready, generation in await adopt(self._parts, self._starter, self._remains):
             self._hold(ready, spec, generation)
         self._leases.clear_all_but(held.plan.machine_id for held in self._held.values())
         return frozenset(self._held)
@@ -210,13 +230,26 @@ class LocalNode:
     def lease(self, sandbox_id: SandboxId, ends_in_s: float) -> None:
         """Tell the guard. Idempotent."""
         if (held := self._held.get(sandbox_id)) is not None:
-            self._leases.write(held.plan.machine_id, held.plan.directory, ends_in_s)
+            try:
+                self._leases.write(held.plan.machine_id, held.plan.directory, ends_in_s)
+            except OSError as failure:  # the service ends it by itself: the guard is for when that is dead
+                _log.warning("the guard is not told the lease of sandbox %s: %s", sandbox_id, failure)
 
     def _here(self, sandbox_id: SandboxId) -> Held:
         held = self._held.get(sandbox_id)
         if held is None or held.stopping:
             raise MachineGone(f"sandbox {sandbox_id} has no running machine on this host")
         return held
+
+    async def _claim(self, made: Sequence[tuple[Ready, MachineSpec]]) -> None:
+        """Write down whose new machines are. Raises NoCapacity, HostUnavailable: they are ended."""
+        try:
+            for ready, spec in made:
+                _write_down(ready, spec, 0)
+        except OSError as failure:
+            for ready, _ in made:
+                await asyncio.shield(self._starter.drop(ready))
+            raise refusal(failure) from failure
 
     def _hold(self, ready: Ready, spec: MachineSpec, generation: int = 0) -> None:
         held = Held(
@@ -227,8 +260,6 @@ class LocalNode:
             spec=spec,
             generation=generation,
         )
-        if (record := journal.read(ready.plan.directory)) is not None:
-            journal.write(replace(record, sandbox=sandbox_of(spec) | {"generation": generation}))
         self._held[spec.sandbox_id] = held
         if spec.cpu_floor_millis and (pid := self._parts.driver.vmm_pid(ready.plan.machine_id)) is not None:
             guarantee(pid, spec.cpu_floor_millis)
@@ -238,12 +269,12 @@ class LocalNode:
         """With the machine's lock held."""
         held.stopping = True
         if held.writing is not None:
-            if keep_disk or held.releasing:
-                await asyncio.wait([held.writing])
-                return
-            held.writing.cancel()
+            if not (keep_disk or held.releasing):
+                held.writing.cancel()
             await asyncio.wait([held.writing])
-        elif keep_disk:
+            if self._held.get(held.spec.sandbox_id) is not held:
+                return  # on the shelf, or dead; else it has gone on
+        if keep_disk:
             await self._end_with_disk(held)
             return
         await self._let_go(held)
@@ -251,6 +282,8 @@ class LocalNode:
         await self._drop(held)  # only now: who asks again finds it until everything of it is gone
 
     async def _end_with_disk(self, held: Held) -> None:
+        """Raises Unavailable where no disk can be kept."""
+        _ = self._keeper.driver
         try:
             if not held.frozen:
                 async with asyncio.timeout(FLUSH_S):
@@ -258,8 +291,15 @@ class LocalNode:
                 await self._keeper.freeze(held)
         except (RuntimedError, OSError, TimeoutError) as failure:
             _log.warning("sandbox %s is ended as by a power cut: %s", held.spec.sandbox_id, failure)
-        await self._keeper.keep_disk(held)
+        await self._lay_down(held)
         await self._drop(held)
+
+    async def _lay_down(self, held: Held) -> None:
+        """End a machine; its disk is on the shelf then, or where it is while the shelf cannot take it."""
+        if self._parts.memory is not None and not await self._remains.keep(held.spec.sandbox_id):
+            journal.end_processes(held.plan.directory)
+            return
+        await self._parts.driver.kill(held.plan.machine_id)
 
     async def _drop(self, held: Held) -> None:
         """Forget a machine that is ending."""
@@ -335,23 +375,23 @@ class LocalNode:
                         continue
                     reopening.cancel()
                 why = exited.result()
-            if not held.stopping:
+            async with held.lock:
                 await self._died(held, why)
         finally:
             exited.cancel()
 
     async def _died(self, held: Held, why: str) -> None:
-        """A machine ended by itself: its disk is kept where that can be, and whoever answers for it is told."""
+        """A machine ended by itself: its disk is kept, and whoever answers for it is told. Not one that is stopped."""
+        if held.stopping:
+            return
         sandbox_id, held.stopping = held.spec.sandbox_id, True
         _log.warning("the machine of sandbox %s ended: %s", sandbox_id, why)
-        await self._drop(held)
-        for _ in range(KEEP_TRIES if self._parts.memory is not None else 0):
-            try:
-                await self._keeper.keep_disk(held)
-                break
-            except (RuntimedError, OSError, ValueError) as failure:
-                _log.warning("the disk of sandbox %s could not be kept: %s", sandbox_id, failure)
-        await self._parts.driver.kill(held.plan.machine_id)
+        try:
+            await self._lay_down(held)
+        except OSError as failure:
+            _log.warning("the machine of sandbox %s cannot be ended: %s", sandbox_id, failure)
+        finally:
+            await self._drop(held)
         if self._ended is not None:
             await self._ended(sandbox_id, why)
 
@@ -393,6 +433,12 @@ class LocalNode:
                 hint="Stop a sandbox, or ask again in a moment.",
                 retry_after_ms=2000,
             )
+
+
+def _write_down(ready: Ready, spec: MachineSpec, generation: int) -> None:
+    """Whose machine it is: from here on the next service takes it for that sandbox's. Raises OSError."""
+    if (record := journal.read(ready.plan.directory)) is not None:
+        journal.write(replace(record, sandbox=sandbox_of(spec) | {"generation": generation}))
 
 
 def _memory_mib(field_name: str) -> int:

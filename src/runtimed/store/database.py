@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, ExceptionContext, event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
+
+from runtimed.core.errors import NoCapacity
 
 BUSY_TIMEOUT_MS = 5000
 """How long a writer waits for the operator's command line, which writes to the same file."""
@@ -35,9 +39,21 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction: committed at the end, rolled back when the block raises."""
-        async with self._writing, self._used(), self._engine.begin() as connection:
-            yield connection
+        """One transaction: committed at the end, rolled back when the block raises.
+
+        Raises NoCapacity when the host's disk has no room for it; nothing of it is written then.
+        """
+        try:
+            async with self._writing, self._used(), self._engine.begin() as connection:
+                yield connection
+        except OperationalError as failure:
+            if getattr(failure.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
+                raise
+            raise NoCapacity(
+                "the host's disk is full: nothing can be written down",
+                hint="Free disk space on the host, and ask again.",
+                retry_after_ms=5000,
+            ) from failure
 
     async def close(self) -> None:
         """Wait for those who use a connection, and close all.

@@ -17,6 +17,7 @@ from runtimed.node.adopting import adopt
 from runtimed.node.kept import DISK, KeptRecord, KeptRoom
 from runtimed.node.leftovers import left_over
 from runtimed.node.parts import NodeParts
+from runtimed.node.remains import Remains
 from runtimed.node.starting import Starter
 from runtimed.node.vmm import journal
 from runtimed.node.vmm.base import MachinePlan, Template
@@ -46,8 +47,9 @@ def parts(tmp_path: Path) -> NodeParts:
     machines = tmp_path / "machines"
     machines.mkdir()
     driver = Driver(machines)
+    templates = SimpleNamespace(hold=lambda *_: None)
     made: Any = SimpleNamespace(
-        machines=machines, driver=driver, memory=driver, room=KeptRoom(tmp_path, machines), templates=None
+        machines=machines, driver=driver, memory=driver, room=KeptRoom(tmp_path, machines), templates=templates
     )
     return cast("NodeParts", made)
 
@@ -76,7 +78,7 @@ def _dies_in_the_middle_of_a_wake(parts: NodeParts) -> None:
 def test_the_next_service_takes_the_disk_back_and_never_the_memory_with_it(parts: NodeParts) -> None:
     _dies_in_the_middle_of_a_wake(parts)
 
-    adopted = asyncio.run(adopt(parts, cast("Starter", None)))
+    adopted = asyncio.run(adopt(parts, cast("Starter", None), Remains(parts)))
 
     stored = parts.room.sandboxes.stored(SANDBOX)
     assert adopted == []

@@ -90,7 +90,11 @@ def machines(root: Path) -> list[Path]:
 
 def left_over(root: Path) -> list[Path]:
     """Folders of machines that nobody will ever end: their service is gone, and no next one will adopt them."""
-    return [directory for directory in machines(root) if not _is_owned(read(directory)) and not adoptable(directory)]
+    return [
+        directory
+        for directory in machines(root)
+        if not _is_owned(read(directory)) and not adoptable(directory) and not has_a_disk(directory)
+    ]
 
 
 def adoptable(directory: Path) -> bool:
@@ -101,15 +105,31 @@ def adoptable(directory: Path) -> bool:
     return record.vmm is not None and same(record.vmm)
 
 
+def has_a_disk(directory: Path) -> bool:
+    """Whether it has a sandbox's only disk: the next service keeps that, however the machine came to its end."""
+    record = read(directory)
+    return record is not None and record.sandbox is not None and bool(disks(record.plan))
+
+
+def disks(plan: MachinePlan) -> list[Path]:
+    """The files that a machine writes to, or has written to and is making a layer of."""
+    return sorted(plan.own.glob("disk*.qcow2"))
+
+
 def _is_owned(record: MachineRecord | None) -> bool:
     return record is not None and record.owner is not None and same(record.owner)
 
 
 def end_machine(directory: Path) -> None:
     """Kill what the record names and remove the folder. Idempotent."""
+    end_processes(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def end_processes(directory: Path) -> None:
+    """Kill what the record names; the folder stays. Idempotent."""
     for seen in processes(directory):
         end(seen)
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def processes(directory: Path) -> list[ProcessMark]:
