@@ -84,6 +84,7 @@ class CommandMethods:
         pty = params.get("pty")
         env = {
             **_BASE_ENV,
+            **network.of_image,
             **network.environment,
             "HOME": user.home,
             "USER": user.login,

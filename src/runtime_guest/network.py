@@ -39,6 +39,8 @@ _VARIABLES = {
     "NODE_USE_ENV_PROXY": "1",
     "GIT_SSL_CAINFO": _BUNDLE,
 }
+of_image: dict[str, str] = {}
+"""What the image's own /etc/environment sets for every command, under all else."""
 environment: dict[str, str] = {}
 """Under every command, process, terminal and login shell. Empty where the agent is no machine's (tests)."""
 _RULES = """
@@ -182,4 +184,16 @@ def _tell_shells() -> None:
             kept = [line for line in file.read().splitlines() if line.partition("=")[0] not in environment]
     except OSError:
         kept = []
+    of_image.update(variables(kept))
     overwrite("/etc/environment", "\n".join([*kept, *("%s=%s" % pair for pair in environment.items())]) + "\n")
+
+
+def variables(lines: list[str]) -> dict[str, str]:
+    """What lines of /etc/environment set: a name, an equals sign, a value that may stand in quotes."""
+    found = {}
+    for line in lines:
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if equals and name.isidentifier():
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+            found[name] = value[1:-1] if quoted else value
+    return found

@@ -85,7 +85,9 @@ def test_the_default_image_holds_what_an_agent_takes_for_granted() -> None:
         )
         old = sbx.exec(["python3", "-c", "import distutils.version; print(distutils.__file__)"], timeout_ms=60_000)
         release = sbx.exec("cat /etc/os-release").stdout
+        of_recipe = sbx.exec(["printenv", "MPLBACKEND", "MPLCONFIGDIR"]).stdout
 
+    assert of_recipe == "Agg\n/var/cache/matplotlib\n"
     assert asked.stdout == ""
     assert (libraries.exit_code, libraries.stdout) == (0, "3\n")
     assert "_distutils" in old.stdout, old.stderr
