@@ -10,6 +10,8 @@ ENTRIES_MAX = 1000
 """More entries than this help no model, and cost it its context."""
 _ENTRY_CHARS = 40
 _CALLERS_STATUSES = frozenset({400, 403, 404, 409, 413, 422})
+_OF_THE_SANDBOX = frozenset({"not_found", "sandbox_paused", "sandbox_stopped", "not_running"})
+"""No other path and no other command helps there: the application has to know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,11 @@ def exec_answer(result: CommandResult, max_chars: int) -> dict[str, Any]:
     return answer
 
 
+def never_run(why: str) -> dict[str, Any]:
+    """The answer for a command that was refused: a model that named a wrong folder goes on with another."""
+    return {"exit_code": None, "stdout": "", "stderr": why, "timed_out": False}
+
+
 def entries_answer(entries: list[Json], max_chars: int) -> list[dict[str, Any]]:
     """Path, type and size of each entry, by path, as many as fit."""
     told: list[dict[str, Any]] = []
@@ -56,7 +63,7 @@ def entries_answer(entries: list[Json], max_chars: int) -> list[dict[str, Any]]:
 
 def is_callers_fault(error: RuntimeError) -> bool:
     """Whether the model can mend it by asking for something else; all other failures are raised."""
-    return error.status in _CALLERS_STATUSES
+    return error.status in _CALLERS_STATUSES and error.code not in _OF_THE_SANDBOX
 
 
 def failure(path: str, error: RuntimeError) -> str:

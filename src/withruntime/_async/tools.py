@@ -34,6 +34,7 @@ class AsyncTools:
 
             Returns:
                 `exit_code`, `stdout`, `stderr` and `timed_out`. Only the newest part of a long output is kept.
+                Where the command could not be begun, `exit_code` is null and `stderr` says why.
             """
             return await self._exec(command, cwd, timeout_seconds)
 
@@ -66,11 +67,16 @@ class AsyncTools:
         return [runtime_exec, runtime_read_file, runtime_write_file, runtime_list_files]
 
     async def _exec(self, command: str, cwd: str | None, timeout_seconds: int | None) -> dict[str, Any]:
-        result = await self._sandbox.exec(
-            command,
-            cwd=self._path(cwd or self._root),
-            timeout_ms=int((timeout_seconds or self._limits.timeout_seconds) * 1000),
-        )
+        try:
+            result = await self._sandbox.exec(
+                command,
+                cwd=self._path(cwd or self._root),
+                timeout_ms=int((timeout_seconds or self._limits.timeout_seconds) * 1000),
+            )
+        except RuntimeError as error:
+            if not _tool_text.is_callers_fault(error):
+                raise
+            return _tool_text.never_run(_tool_text.failure("", error))
         return _tool_text.exec_answer(result, self._limits.max_output_chars)
 
     async def _read(self, path: str) -> str:

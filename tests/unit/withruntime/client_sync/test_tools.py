@@ -5,7 +5,7 @@
 import pytest
 from scripted_server import Reply, ScriptedServer, answer, ndjson, refusal
 
-from withruntime import Sandbox, ServiceUnavailableError
+from withruntime import RuntimeError, Sandbox, ServiceUnavailableError
 from withruntime.tools import sandbox_tools
 
 EXEC = "/v1/sandboxes/a:exec"
@@ -75,3 +75,33 @@ def test_a_fault_of_the_service_is_not_told_as_a_file_that_is_not_there(service:
     _, read, _, _ = sandbox_tools(Sandbox.connect("a"))
     with pytest.raises(ServiceUnavailableError):
         read("x")
+
+
+def test_a_command_that_the_model_has_to_mend_is_told_to_it(service: ScriptedServer):
+    service.on("POST", EXEC, refusal(409, "cwd_not_found", message="/workspace/none: no such folder"))
+    execute, *_ = sandbox_tools(Sandbox.connect("a"))
+
+    assert execute("ls", cwd="none") == {
+        "exit_code": None,
+        "stdout": "",
+        "stderr": "Error (cwd_not_found): /workspace/none: no such folder",
+        "timed_out": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(409, "sandbox_stopped"), (409, "sandbox_paused"), (404, "not_found"), (501, "unavailable")]
+)
+def test_a_sandbox_that_does_not_run_is_raised_and_not_told_to_the_model(
+    service: ScriptedServer, status: int, code: str
+):
+    service.on("POST", EXEC, refusal(status, code))
+    service.on("GET", CONTENT, refusal(status, code))
+    execute, read, *_ = sandbox_tools(Sandbox.connect("a"))
+
+    with pytest.raises(RuntimeError) as of_a_command:
+        execute("ls")
+    with pytest.raises(RuntimeError) as of_a_file:
+        read("x")
+
+    assert (of_a_command.value.code, of_a_file.value.code) == (code, code)
