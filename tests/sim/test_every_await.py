@@ -27,7 +27,11 @@ from .moves import MOVES
 
 __all__ = ["no_threads"]
 
-pytestmark = pytest.mark.usefixtures("no_threads")
+pytestmark = [
+    pytest.mark.usefixtures("no_threads"),
+    # What a killed service leaves of itself: connections not returned, and tasks that had not begun.
+    pytest.mark.filterwarnings("ignore:The garbage collector is trying to clean up", "ignore:coroutine .* was never"),
+]
 
 FILE, CONTENT = "/workspace/f", b"written"
 PICTURES_MIN = 3

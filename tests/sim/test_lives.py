@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -33,6 +34,9 @@ from tests.unit.control.conftest import Rig
 from .rest import check_nothing_is_left_over, come_to_rest
 
 T = TypeVar("T")
+
+# What a killed service leaves of itself: connections that nobody returned.
+pytestmark = pytest.mark.filterwarnings("ignore:The garbage collector is trying to clean up")
 
 FILE = "/workspace/f"
 
