@@ -48,7 +48,15 @@ WHAT = {
     "create_money_ms": "checks, hold and audit line of a create",
     "meter_100_core_pct": "metering 100 machines, in percent of a core",
 }
-IN_README = ("create_spare_ms", "create_restore_ms", "first_python_ms", "exec_true_ms", "idle_pss_mib", "idle_cpu_pct")
+IN_README = (
+    "create_spare_ms",
+    "create_restore_ms",
+    "first_python_ms",
+    "exec_true_ms",
+    "idle_pss_mib",
+    "idle_pss_spare_mib",
+    "idle_cpu_pct",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
