@@ -22,6 +22,9 @@ HIGH_WATER = 256 * 1024
 BULK_WINDOW = 2 << 20
 """Credit worth having on a stream that carries a file: at the start window every quarter MiB costs a round trip."""
 
+JOINED_BYTES = 4096
+"""Small pieces of a stream of bytes are kept together up to this size: each alone costs many times what it carries."""
+
 Item = Union[bytes, Json]
 
 
@@ -49,6 +52,7 @@ class Stream:
         self._reader: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
         self._taken = 0
+        self._bytes_only = False
         self._grant_from = (frames.HOST_WINDOW if stream_id % 2 else frames.GUEST_WINDOW) // 2
 
     async def receive(self) -> Item | None:
@@ -112,6 +116,13 @@ class Stream:
         self._grant_from = BULK_WINDOW // 2
         self.link.grant(self.id, BULK_WINDOW - (frames.HOST_WINDOW if self.id % 2 else frames.GUEST_WINDOW))
 
+    def carries_bytes(self) -> None:
+        """The peer sends bytes only, and where it cuts them means nothing: what waits to be read is kept small.
+
+        A message fails the stream. To be called before anything is read.
+        """
+        self._bytes_only = True
+
     def end(self) -> None:
         """Nothing more from this side."""
         self.link.connection.end(self.id)
@@ -143,8 +154,22 @@ class Stream:
     # Called by the link.
 
     def put(self, item: Item, size: int) -> None:
+        if self._bytes_only and self._joined(item, size):
+            return
         self._items.append((item, size))
         _wake(self._reader)
+
+    def _joined(self, item: Item, size: int) -> bool:
+        """Whether the item went to the last one, or was none that this stream carries."""
+        if not isinstance(item, bytes):
+            self._items.clear()
+            self.failed(StreamReset("invalid_request", "this stream carries bytes", {}))
+            return True
+        last, before = self._items[-1] if self._items else (None, 0)
+        if not isinstance(last, bytes) or len(last) + len(item) > JOINED_BYTES:
+            return False
+        self._items[-1] = (last + item, before + size)
+        return True
 
     def ended(self) -> None:
         self._ended = True

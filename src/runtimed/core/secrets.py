@@ -168,7 +168,7 @@ def _check_rules(rules: Sequence[RequestRule] | None, wrong: _Problems) -> None:
 
 def canonical_path(path: str) -> str | None:
     """The path decoded once; None when it could be read in two ways."""
-    if not path.startswith("/") or not path.isascii() or any(c in path for c in ";\\*\0"):
+    if not path.startswith("/") or not path.isascii() or any(c in path for c in ";\\*#\0"):
         return None
     decoded = bytearray()
     at = 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TypeVar
 
-from runtimed.egress.http1 import Body, End, RequestHead, ResponseHead, response_bytes
+from runtimed.egress.http1 import Body, End, RequestHead, ResponseHead, has_no_body, response_bytes
 from runtimed.egress.secrets.guard import CannotLook, Guard, Inflated
 
 H = TypeVar("H", RequestHead, ResponseHead)
 _CHUNKED = (b"Transfer-Encoding", b"chunked")
+_DIGESTS = (b"digest", b"content-digest", b"repr-digest", b"content-md5")
 
 
 class PlainAnswer:
@@ -18,15 +20,17 @@ class PlainAnswer:
     def head(self, head: ResponseHead) -> bytes:
         return response_bytes(head)
 
-    def body(self, event: Body | End) -> bytes:
-        return event.raw if isinstance(event, Body) else b""
+    def body(self, event: Body | End) -> Iterator[bytes]:
+        """What goes on, in pieces: each is to be taken before the next is made."""
+        if isinstance(event, Body):
+            yield event.raw
 
 
 class GuardedAnswer:
     """Every byte is looked at first; what is compressed goes on unpacked, and what is chunked in chunks of our own."""
 
-    def __init__(self, guard: Guard, *, client_minor: int) -> None:
-        self._guard, self._client_minor = guard, client_minor
+    def __init__(self, guard: Guard, request: RequestHead) -> None:
+        self._guard, self._request = guard, request
         self._inflated: Inflated | None = None
         self._chunks = False
 
@@ -34,28 +38,36 @@ class GuardedAnswer:
         """Raises SecretFound, or CannotLook for an encoding that hides what is inside."""
         plain = response_bytes(head)
         self._guard.check(plain)
-        codings = [coding for coding in head.tokens(b"content-encoding") if coding not in (b"", b"identity")]
-        chunked = bool(head.all(b"transfer-encoding"))
+        self._inflated, self._chunks = None, False
+        if has_no_body(self._request.method, head):
+            return plain
+        # A list: the same coding twice is two codings.
+        codings = [c.strip().lower() for value in head.all(b"content-encoding") for c in value.split(b",")]
+        codings = [coding for coding in codings if coding not in (b"", b"identity")]
+        self._chunks = bool(head.all(b"transfer-encoding"))
         if codings:
             if len(codings) > 1:
                 raise CannotLook("several codings")
             self._inflated = Inflated(codings[0].decode("latin-1"))
-            head = _without(head, b"content-encoding", b"content-length", b"transfer-encoding", b"etag", b"digest")
-            chunked = self._client_minor == 1
-            head = dataclasses.replace(head, headers=(*head.headers, *([_CHUNKED] if chunked else [])))
+            head = _without(head, b"content-encoding", b"content-length", b"transfer-encoding", b"etag", *_DIGESTS)
+            self._chunks = self._request.minor == 1
+            head = dataclasses.replace(head, headers=(*head.headers, *([_CHUNKED] if self._chunks else [])))
             plain = response_bytes(head)
-        self._chunks = chunked
         return plain
 
-    def body(self, event: Body | End) -> bytes:
-        """Raises SecretFound, CannotLook."""
+    def body(self, event: Body | End) -> Iterator[bytes]:
+        """As PlainAnswer. Raises SecretFound, CannotLook."""
         if isinstance(event, End):
-            rest = self._frame(self._guard.ends())
-            return rest + b"0\r\n\r\n" if self._chunks else rest
-        if self._inflated is None:
-            return self._frame(self._guard.passes(event.content))
-        pieces = self._inflated.unpack(event.content)
-        return b"".join(self._frame(self._guard.passes(piece)) for piece in pieces)
+            if self._inflated is not None:
+                self._inflated.end()
+            yield self._frame(self._guard.ends())
+            if self._chunks:
+                yield b"0\r\n\r\n"
+        elif self._inflated is None:
+            yield self._frame(self._guard.passes(event.content))
+        else:
+            for piece in self._inflated.unpack(event.content):
+                yield self._frame(self._guard.passes(piece))
 
     def raw(self, data: bytes) -> bytes:
         """Bytes after the protocol was switched. Raises SecretFound."""
@@ -79,7 +91,7 @@ def lasts(request: RequestHead, response: ResponseHead) -> bool:
         return False
     keeps = request.minor == 1 and response.minor == 1
     framed = bool(response.all(b"content-length") or response.all(b"transfer-encoding"))
-    return keeps and (framed or request.method == b"HEAD" or response.status in (204, 304))
+    return keeps and (framed or has_no_body(request.method, response))
 
 
 def _without(head: H, *names: bytes) -> H:

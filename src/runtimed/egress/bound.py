@@ -17,6 +17,12 @@ from runtimed.egress.ranges import Ground
 ADDRESSES_FOR_S = 30.0
 """How long a name's addresses are remembered: as long as the guest may remember the one that stands for it."""
 ADDRESSES_MAX = 1024
+HELD_MAX_BYTES = 16 << 20
+"""Of bodies that wait to be signed, in one sandbox."""
+QUESTIONS_A_SECOND, QUESTIONS_AT_ONCE = 200.0, 800
+"""DNS questions of any kind, refused ones too: each costs the service an answer and often a record."""
+LIMIT_TOLD_EVERY_S = 1.0
+"""A guest that runs against a limit makes no more records of it than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +36,23 @@ class EgressLimits:
     bytes_total: int = 0
     """In both directions, for its whole life; 0 is no limit."""
     dns_at_once: int = 64
+
+
+class Rate:
+    """A bucket of tokens: so many at once, so many a second."""
+
+    def __init__(self, a_second: float, at_once: int) -> None:
+        self._a_second, self._at_once = a_second, at_once
+        self._tokens, self._at_s = float(at_once), 0.0
+
+    def take(self, now_s: float) -> bool:
+        """Whether there was one."""
+        self._tokens = min(self._at_once, self._tokens + (now_s - self._at_s) * self._a_second)
+        self._at_s = now_s
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
 
 class OpenConnection(Protocol):
@@ -51,6 +74,7 @@ class Bound:
     limits: EgressLimits
     stand_ins: StandIns
     queries: QueryLimit = field(default_factory=QueryLimit)
+    questions: Rate = field(default_factory=lambda: Rate(QUESTIONS_A_SECOND, QUESTIONS_AT_ONCE))
     windows: Windows = field(default_factory=Windows)
     live: set[OpenConnection] = field(default_factory=set)
     spent_bytes: int = 0
@@ -58,9 +82,11 @@ class Bound:
     sent_bytes: int = 0
     """The part of them that came from the guest."""
     dns_now: int = 0
+    held_bytes: int = 0
     _tokens: float = -1.0
     _at_s: float = 0.0
     _addresses: OrderedDict[str, tuple[float, list[Address]]] = field(default_factory=OrderedDict)
+    _limit_told: dict[str, float] = field(default_factory=dict)
 
     def change(self, binding: EgressBinding, ground: Ground) -> None:
         """Take new rules, and close what they refuse."""
@@ -83,6 +109,13 @@ class Bound:
     def sent(self, size: int) -> None:
         """Count bytes that come from the guest, as they come."""
         self.sent_bytes += size
+
+    def tells_limit(self, why: str, now_s: float) -> bool:
+        """Whether this limit is to be recorded once more."""
+        if now_s - self._limit_told.get(why, -LIMIT_TOLD_EVERY_S) < LIMIT_TOLD_EVERY_S:
+            return False
+        self._limit_told[why] = now_s
+        return True
 
     def why_no_more(self, now_s: float) -> str | None:
         """The limit that another connection would pass, or None; counts it as begun."""

@@ -9,25 +9,26 @@ proxy (CONNECT or http://) ----------------------+--judge--> resolve --judge eac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from runtimed.core.egress import Happened
 from runtimed.core.network import Address, read_host
 from runtimed.core.tasks import spawn
 from runtimed.egress import pages, tls
-from runtimed.egress.bound import Bound
+from runtimed.egress.bound import HELD_MAX_BYTES, Bound
 from runtimed.egress.ca import Authority
-from runtimed.egress.exchanges import Exchanges, Manner, Refused
-from runtimed.egress.http1 import could_be_http
+from runtimed.egress.exchanges import Exchanges, Manner, Refused, TooMuch
+from runtimed.egress.http1 import is_request
 from runtimed.egress.names import POOL
-from runtimed.egress.opening import Asked, Decision, Http, Intercept, Opening, Pass, Refuse
+from runtimed.egress.opening import Asked, Decision, FirstLine, Http, Intercept, Opening, Pass, Refuse
 from runtimed.egress.pipes import GuestPipe, Pipe, PipeBroken, TlsServerPipe, WithFirst, pump
 from runtimed.egress.policy import Policy, Ruling
 from runtimed.egress.requests import Route
 from runtimed.egress.secrets.substitute import OpenSecret
 from runtimed.egress.sockets import Sockets, Unreachable, UpstreamPipe, is_own
 
+HANDSHAKE_WITHIN_S = 30.0
 REFUSED_WAITS_S = 2.0
 """How long a refused client may take to show its protocol, so that it can be refused in its own terms."""
 
@@ -99,6 +100,13 @@ class GuestConnection:
 
     def record(self, happened: Happened) -> None:
         self._house.record(self._bound, happened)
+
+    def hold(self, size: int) -> None:
+        if size > 0 and self._bound.held_bytes + size > HELD_MAX_BYTES:
+            raise TooMuch(
+                f"more than {HELD_MAX_BYTES >> 20} MiB of bodies of this sandbox wait to be signed; send fewer"
+            )
+        self._bound.held_bytes += size
 
     async def tunnel(self, route: Route, client: Pipe) -> None:
         server = await self.connect(route)
@@ -217,7 +225,8 @@ class GuestConnection:
                 await client.write(tls.NAME_NOT_AGREED)
                 await client.end()
         elif isinstance(decision, Pass):
-            await self._pass(began, WithFirst(spoken, server))
+            through = self._until_clear(route, server.address) if decision.open else None
+            await self._pass(began, WithFirst(spoken, server), through)
         elif spoken:
             self._refused(route, "the server speaks before a request", server.address)
         elif isinstance(decision, Http):
@@ -228,14 +237,31 @@ class GuestConnection:
 
     async def _intercept(self, decision: Intercept, route: Route, client: Pipe) -> None:
         speaks = TlsServerPipe(self._house.authority.context(decision.name), client)
-        await speaks.handshake()
+        try:
+            async with asyncio.timeout(HANDSHAKE_WITHIN_S):
+                await speaks.handshake()
+        except TimeoutError:
+            raise PipeBroken(f"the client did not finish a TLS handshake in {HANDSHAKE_WITHIN_S:g} s") from None
         self._intercepted = True
         manner = Manner(asked=route, intercepted=True, response_s=self._house.response_s)
         await Exchanges(speaks, self, manner).run()
 
-    async def _pass(self, client: Pipe, server: Pipe) -> None:
+    def _until_clear(self, route: Route, address: Address) -> Callable[[bytes], bytes]:
+        """Lets bytes pass until they turn out to be an HTTP request, which nobody has judged."""
+        line = FirstLine()
+
+        def through(data: bytes) -> bytes:
+            if line.is_request(data):
+                rule = "an HTTP request that does not begin as one; it cannot be judged"
+                self._refused(route, rule, address)
+                raise PipeBroken(rule)
+            return data
+
+        return through
+
+    async def _pass(self, client: Pipe, server: Pipe, through: Callable[[bytes], bytes] | None = None) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(pump(client, server))
+            group.create_task(pump(client, server, through))
             group.create_task(pump(server, client))
         if self._dialled is not None:
             self._dialled.close()
@@ -250,7 +276,7 @@ class GuestConnection:
             while True:
                 await asyncio.wait({from_client, from_server}, return_when=asyncio.FIRST_COMPLETED)
                 if not from_client.done():
-                    return data, _bytes_of(await from_server), Pass(kind="other")
+                    return data, _bytes_of(await from_server), Pass(kind="other", open=True)
                 chunk = _bytes_of(await from_client)
                 data += chunk
                 decision = opening.first_bytes(data, ended=not chunk)
@@ -272,7 +298,7 @@ class GuestConnection:
         if tls.looks_like_tls(data):
             await self._pipe.write(tls.ACCESS_DENIED)
             await self._pipe.end()
-        elif data and could_be_http(data):
+        elif data and is_request(data):
             if isinstance(refused, Refused):
                 text = f"{route.host}:{route.port} is refused: {refused}"
                 answer = pages.page(403, text, rule=str(refused))

@@ -25,6 +25,7 @@ from runtimed.egress.http1 import (
     RequestReader,
     ResponseHead,
     ResponseReader,
+    has_body,
     request_bytes,
 )
 from runtimed.egress.pipes import Pipe, PipeBroken, ServerBroken, WithFirst, pump
@@ -37,6 +38,8 @@ from runtimed.egress.sockets import Unreachable, UpstreamPipe
 
 SIGNED_BODY_MAX_BYTES = 4 << 20
 """A body that is hashed for a signature is held whole."""
+HEAD_WITHIN_S = 60.0
+"""From the first byte of a request to the end of its headers."""
 
 
 class Refused(Exception):
@@ -45,6 +48,14 @@ class Refused(Exception):
 
 class Cut(Exception):
     """The answer had begun and must not go on."""
+
+
+class TooMuch(Exception):
+    """The sandbox makes the gateway hold more than it may; the text is the limit."""
+
+
+class TooSlow(Exception):
+    """The request's head did not come to its end."""
 
 
 class Surroundings(Protocol):
@@ -63,6 +74,9 @@ class Surroundings(Protocol):
 
     def record(self, happened: Happened) -> None: ...
 
+    def hold(self, size: int) -> None:
+        """Bytes of a body are kept in memory; a negative size gives them back. Raises TooMuch, and counts them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manner:
@@ -73,6 +87,7 @@ class Manner:
     intercepted: bool = False
     response_s: float = 600.0
     """How long a server may think before its answer begins."""
+    head_s: float = HEAD_WITHIN_S
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,7 @@ class Exchanges:
         self._requests, self._responses = RequestReader(), ResponseReader()
         self._server: UpstreamPipe | None = None
         self._server_is: Route | None = None
+        self._held = 0
 
     async def run(self, server: UpstreamPipe | None = None) -> None:
         """Until the client ends, or something ends the connection. Raises PipeBroken, Cut."""
@@ -101,20 +117,28 @@ class Exchanges:
                     break
             await self._client.end()
         except BadMessage as wrong:
+            self._unreadable(self._manner.asked, wrong)
             await self._end_with(400, f"the request cannot be read: {wrong}")
+        except TooSlow:
+            await self._end_with(408, f"the request's headers did not end in {self._manner.head_s:g} s")
         finally:
             if self._server is not None:
                 self._server.abort()
 
     async def _next(self) -> RequestHead | None:
-        while True:
-            head = self._requests.head()
-            if head is not None:
+        """The next request; None when the client ends. A connection may idle, a request may not dawdle."""
+        try:
+            async with asyncio.timeout(None) as within:
+                while (head := self._requests.head()) is None:
+                    if self._requests.buffered and within.when() is None:
+                        within.reschedule(asyncio.get_running_loop().time() + self._manner.head_s)
+                    data = await self._client.read()
+                    if not data:
+                        return None
+                    self._requests.feed(data)
                 return head
-            data = await self._client.read()
-            if not data:
-                return None
-            self._requests.feed(data)
+        except TimeoutError:
+            raise TooSlow from None
 
     async def _end_with(self, status: int, text: str, *, rule: str | None = None, method: bytes = b"GET") -> None:
         await self._client.write(pages.page(status, text, rule=rule, method=method))
@@ -134,35 +158,43 @@ class Exchanges:
                 raise Refused(judged.verdict.rule)
             return await self._allowed(route, judged)
         except Unreadable as wrong:
+            self._unreadable(route, wrong)
             await self._end_with(400, f"the request cannot be judged: {wrong}", method=head.method)
         except Refused as refused:
             shown = f"{route.host}:{route.port}" if route else "the host"
             await self._end_with(403, f"{shown} is refused: {refused}", rule=str(refused), method=head.method)
         except sigv4.CannotSign as wrong:
             await self._end_with(403, f"the request cannot be signed again: {wrong}", method=head.method)
+        except TooMuch as much:
+            await self._end_with(429, str(much), method=head.method)
         except Unreachable as failure:
             await self._end_with(failure.status, str(failure), method=head.method)
+        finally:
+            self._around.hold(-self._held)
+            self._held = 0
         return False
 
     async def _allowed(self, route: Route, judged: Judged) -> bool:
         secrets = self._around.secrets(route)
         head, body = judged.head, None
         used: tuple[OpenSecret, ...] = ()
-        watched: tuple[str, ...] = ()
+        guard: Guard | None = None
         if secrets:
             digest = None
             if sigv4.needs_body_hash(head):
                 body, digest = await self._whole_body()
             applied = substitute.apply(head, secrets, body_sha256=digest, changed=answers.readable_only(head))
             head, used = applied.head, applied.used
-            watched = (*(secret.value for secret in secrets), *applied.watched)
+            guard = Guard(applied.watched, [secret.watched for secret in secrets])
         self._told(route, judged, allowed=True, secrets=used)
         server = await self._connected(route)
-        answer = GuardedAnswer(Guard(watched), client_minor=head.minor) if secrets else PlainAnswer()
+        answer = GuardedAnswer(guard, head) if guard is not None else PlainAnswer()
         return await self._exchange(server, _Outgoing(head, body), answer)
 
     async def _connected(self, route: Route) -> UpstreamPipe:
-        if self._server is None or self._server_is != route or self._server.gone:
+        # Bytes that came unasked would be taken for the next answer.
+        stale = self._server is None or self._server.gone or self._responses.buffered
+        if self._server is None or self._server_is != route or stale:
             if self._server is not None:
                 self._server.abort()
             self._server, self._responses = None, ResponseReader()
@@ -185,8 +217,9 @@ class Exchanges:
 
     async def _send(self, server: UpstreamPipe, outgoing: _Outgoing) -> None:
         try:
-            await server.write(request_bytes(outgoing.head) + (outgoing.body or b""))
+            await server.write(request_bytes(outgoing.head))
             if outgoing.body is not None:
+                await server.write(outgoing.body)
                 return
             async for event in _Events(self._requests.body_event, self._requests.feed, self._client.read, None):
                 if isinstance(event, Body):
@@ -199,6 +232,8 @@ class Exchanges:
         raw, content = bytearray(), hashlib.sha256()
         async for event in _Events(self._requests.body_event, self._requests.feed, self._client.read, None):
             if isinstance(event, Body):
+                self._around.hold(len(event.raw))
+                self._held += len(event.raw)
                 raw += event.raw
                 content.update(event.content)
                 if len(raw) > SIGNED_BODY_MAX_BYTES:
@@ -220,13 +255,16 @@ class Exchanges:
                 begun = response.status >= 200
                 await self._client.write(data)
                 if response.status == 101:
+                    if not sent() and has_body(request):
+                        raise BadMessage("it switches protocols in the middle of a request")
                     await self._switched(server, request, answer)
                     return False
                 async for event in _Events(
                     self._responses.body_event, self._responses.feed, server.read, self._responses.close
                 ):
-                    if begun and (data := answer.body(event)):
-                        await self._client.write(data)
+                    for piece in answer.body(event) if begun else ():
+                        if piece:
+                            await self._client.write(piece)
                 if begun:
                     return answers.lasts(request, response)
         except (SecretFound, CannotLook) as held:
@@ -279,6 +317,13 @@ class Exchanges:
         self._around.record(
             Happened(what="request", host=str(route.host), port=route.port, allowed=allowed, rule=rule, secrets=names)
         )
+
+    def _unreadable(self, route: Route | None, wrong: Exception) -> None:
+        if route is not None:
+            rule = f"a request that cannot be read in one way: {wrong}"
+            self._around.record(
+                Happened(what="request", host=str(route.host), port=route.port, allowed=False, rule=rule)
+            )
 
     def _noticed(self, why: str) -> None:
         route = self._server_is

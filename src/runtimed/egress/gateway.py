@@ -24,7 +24,7 @@ from runtimed.core.secrets import SecretRecord, host_targets
 from runtimed.core.tasks import spawn
 from runtimed.egress import dns
 from runtimed.egress.audit import Audit
-from runtimed.egress.bound import Bound, EgressLimits
+from runtimed.egress.bound import QUESTIONS_A_SECOND, Bound, EgressLimits
 from runtimed.egress.ca import Authority
 from runtimed.egress.connection import GuestConnection
 from runtimed.egress.exchanges import Cut
@@ -150,6 +150,7 @@ class Gateway:
 
     def opened(self, sandbox_id: SandboxId, stream: Stream) -> None:
         """A guest opened a stream. Never raises: what cannot be served is reset."""
+        stream.carries_bytes()
         spawn(self._serve(sandbox_id, stream), name=f"egress {sandbox_id}")
 
     async def _serve(self, sandbox_id: SandboxId, stream: Stream) -> None:
@@ -173,34 +174,36 @@ class Gateway:
             stream.reset("forbidden", "the connection is over")
 
     async def _connection(self, bound: Bound, stream: Stream) -> None:
-        params = stream.params
+        asked, stream.params = _Asked.read(stream.params), {}  # Kept for the connection's whole life otherwise.
         pipe = GuestPipe(stream, bound.windows, bound.spend, bound.sent)
         connection = GuestConnection(self, bound, pipe)
         why = bound.why_no_more(self.now_s())
         if why is not None:
-            shown, number = str(params.get("host", ""))[:64], params.get("port")
-            number = number if isinstance(number, int) else 0
-            self.record(bound, Happened(what="limit", host=shown, port=number, allowed=False, rule=why))
-            stream.reset("rate_limited", why)
+            self._limited(bound, stream, asked, why)
             return
         bound.live.add(connection)
         try:
-            host, port = params.get("host"), params.get("port")
-            if params.get("via") == "proxy":
+            if asked.proxy:
                 await connection.proxied()
-            elif isinstance(host, str) and isinstance(port, int) and 0 < port <= 65535:
-                await connection.transparent(host, port)
+            elif 0 < asked.port <= 65535:
+                await connection.transparent(asked.host, asked.port)
             await pipe.linger()
         except* UsedUp as used:
-            why = str(_only(used))
-            shown = str(params.get("host", ""))[:64]
-            self.record(bound, Happened(what="limit", host=shown, port=0, allowed=False, rule=why))
-            stream.reset("rate_limited", why)
+            self._limited(bound, stream, asked, str(_only(used)))
         finally:
             bound.live.discard(connection)
             connection.finish()
 
+    def _limited(self, bound: Bound, stream: Stream, asked: _Asked, why: str) -> None:
+        if bound.tells_limit(why, self.now_s()):
+            self.record(bound, Happened(what="limit", host=asked.host, port=asked.port, allowed=False, rule=why))
+        stream.reset("rate_limited", why)
+
     async def _dns(self, bound: Bound, stream: Stream) -> None:
+        if not bound.questions.take(self.now_s()):
+            asked = _Asked(host="", port=53, proxy=False)
+            self._limited(bound, stream, asked, f"more than {QUESTIONS_A_SECOND:g} DNS questions a second")
+            return
         if bound.dns_now >= bound.limits.dns_at_once:
             stream.reset("rate_limited", "too many DNS questions at once")
             return
@@ -241,6 +244,24 @@ class Gateway:
     def _told_dns(self, bound: Bound, name: str, rule: str, failure: Unreachable | None = None) -> None:
         why = None if failure is None else str(failure)
         self.record(bound, Happened(what="dns", host=name, port=53, allowed=why is not None, rule=rule, failure=why))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a guest's stream asks for, as far as it can be a host and a port."""
+
+    host: str
+    port: int
+    proxy: bool
+
+    @classmethod
+    def read(cls, params: Mapping[str, object]) -> _Asked:
+        host, port = params.get("host"), params.get("port")
+        return cls(
+            host=host[:64] if isinstance(host, str) else "",
+            port=port if isinstance(port, int) and 0 <= port <= 65535 else 0,
+            proxy=params.get("via") == "proxy",
+        )
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -16,11 +16,22 @@ HEAD_MAX_BYTES = 64 * 1024
 HEADERS_MAX = 200
 LINE_MAX_BYTES = 1024
 """A chunk's size line, or one trailer."""
+FIRST_LINE_MAX_BYTES = 64 * 1024
+"""More without a line's end begins no request: no server reads a longer request line."""
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"[\x21-\x7e\x80-\xff]+")
 _VALUE = re.compile(rb"[\x21-\x7e\x80-\xff](?:[\t \x21-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?|")
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: [\t \x21-\x7e\x80-\xff]*)?")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t \x21-\x7e\x80-\xff]*)?")
+_CHUNK_PADDED = re.compile(rb"([0-9A-Fa-f]{1,15})[\t ]*(?:;[\t \x21-\x7e\x80-\xff]*)?")
+_NOT_IN_TRAILERS = frozenset(
+    {b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"te", b"trailer", b"expect"}
+)
+_TAKEN_FOR_FRAMING = frozenset({b"content_length", b"transfer_encoding"})
+_BLANK = b"\r\n\t "
+_REQUEST_LINE = re.compile(rb"[^\s\0]+[\t\x0b\x0c ].*HTTP/[0-9]", re.IGNORECASE | re.DOTALL)
+_BARE = re.compile(rb"(?<!\r)\n")
 _METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")
 _DAV = (b"PROPFIND ", b"REPORT ", b"MKCOL ", b"COPY ", b"MOVE ", b"LOCK ", b"UNLOCK ", b"PROPPATCH ", b"SEARCH ")
 
@@ -82,8 +93,32 @@ HttpEvent = RequestHead | ResponseHead | Body | End
 
 
 def could_be_http(data: bytes) -> bool:
-    """Whether these first bytes are, or can still become, an HTTP/1 request."""
+    """Whether these first bytes are, or can still become, an HTTP/1 request with a usual method."""
     return any(data.startswith(m) or m.startswith(data) for m in (*_METHODS, *_DAV))
+
+
+def is_request(data: bytes) -> bool | None:
+    """Whether a server would take these first bytes of a connection for an HTTP/1 request; None while it is open.
+
+    Servers skip empty lines before a request, and many take any word for a method.
+    """
+    text = data.lstrip(_BLANK)
+    if text.startswith((*_METHODS, *_DAV)):
+        return True
+    line = re.split(rb"[\r\n]", text, maxsplit=1)
+    if len(line) > 1:
+        return _REQUEST_LINE.match(line[0]) is not None
+    return None if len(data) <= FIRST_LINE_MAX_BYTES and b"\0" not in text else False
+
+
+def has_body(head: RequestHead) -> bool:
+    """Whether a body follows this request."""
+    return bool(head.all(b"transfer-encoding")) or head.one(b"content-length") not in (None, b"0")
+
+
+def has_no_body(method: bytes, head: ResponseHead) -> bool:
+    """Whether no body follows, whatever the headers say."""
+    return head.status < 200 or head.status in (204, 304) or method == b"HEAD"
 
 
 def encode_head(first_line: bytes, headers: Headers) -> bytes:
@@ -103,10 +138,13 @@ class MessageReader:
 
     def __init__(self) -> None:
         self._in = bytearray()
+        self._searched = 0
+        """So many bytes hold no end of a head: those that come one by one are looked at once."""
         self._left: int | None = None
         """Bytes of the body still to come; None while a head is awaited."""
         self._chunked = False
         self._in_trailers = False
+        self._trailers = 0
         self._chunk_ends = False
         self._until_close = False
         self._closed = False
@@ -189,14 +227,21 @@ class MessageReader:
                 self._chunked = self._in_trailers = False
                 self._left = 0
                 return Body(b"\r\n", b"")
-            _header(line)
+            self._trailer(*_header(line))
             return Body(line + b"\r\n", b"")
-        size = line.split(b";")[0].strip(b" \t")
-        if not re.fullmatch(rb"[0-9A-Fa-f]{1,15}", size):
+        size = self._chunk_line.fullmatch(line)
+        if size is None:
             raise BadMessage("a chunk without a size")
-        self._left = int(size, 16)
-        self._in_trailers = self._left == 0
+        self._left = int(size[1], 16)
+        self._in_trailers, self._trailers = self._left == 0, 0
         return Body(line + b"\r\n", b"")
+
+    _chunk_line = _CHUNK_PADDED
+
+    def _trailer(self, name: bytes, value: bytes) -> None:
+        self._trailers += 1
+        if self._trailers > HEADERS_MAX:
+            raise BadMessage("too many trailers")
 
     def _line(self) -> bytes | None:
         end = self._in.find(b"\n")
@@ -215,7 +260,11 @@ class MessageReader:
         """The lines of the next head, without their ends."""
         while self._in.startswith(b"\r\n"):
             del self._in[:2]  # RFC 9112 2.2: an empty line before a request is skipped.
-        end = self._in.find(b"\r\n\r\n")
+            self._searched = 0
+        end = self._in.find(b"\r\n\r\n", self._searched)
+        if _BARE.search(self._in, self._searched, end if end >= 0 else len(self._in)):
+            raise BadMessage("a line that does not end as it should")
+        self._searched = max(0, len(self._in) - 3) if end < 0 else 0
         if end < 0:
             if len(self._in) > HEAD_MAX_BYTES:
                 raise BadMessage("the head is too long")
@@ -252,7 +301,14 @@ class MessageReader:
 
 
 class RequestReader(MessageReader):
-    """Requests of a client."""
+    """Requests of a client: stricter, since servers read them in many ways and the rules in one."""
+
+    _chunk_line = _CHUNK
+
+    def _trailer(self, name: bytes, value: bytes) -> None:
+        super()._trailer(name, value)
+        if name.lower() in _NOT_IN_TRAILERS:
+            raise BadMessage(f"{name.decode('latin-1')} after the body")
 
     def head(self) -> RequestHead | None:
         """The next request's head; None when more bytes are needed. Then read its body to the end."""
@@ -270,8 +326,10 @@ class RequestReader(MessageReader):
             minor=int(parts[2][-1:]),
             headers=tuple(_header(line) for line in lines[1:]),
         )
-        if head.minor == 1 and head.one(b"host") is None:
+        if head.one(b"host") is None and head.minor == 1:
             raise BadMessage("no Host")
+        if any(name.lower() in _TAKEN_FOR_FRAMING for name, _ in head.headers):
+            raise BadMessage("a header that some servers take for the body's length")
         self._frame(head, response=False)
         return head
 
@@ -285,7 +343,7 @@ class ResponseReader(MessageReader):
         if lines is None:
             return None
         start = _STATUS.fullmatch(lines[0])
-        if start is None:
+        if start is None or start[2] < b"100":
             raise BadMessage("not a status line")
         head = ResponseHead(
             status=int(start[2]),
@@ -293,10 +351,9 @@ class ResponseReader(MessageReader):
             minor=int(start[1]),
             headers=tuple(_header(line) for line in lines[1:]),
         )
-        if head.status < 200 or head.status in (204, 304) or method == b"HEAD":
-            self._left = 0
-        else:
-            self._frame(head, response=True)
+        self._frame(head, response=True)  # Refuses what contradicts itself also where no body follows.
+        if has_no_body(method, head):
+            self._chunked, self._until_close, self._left = False, False, 0
         return head
 
 

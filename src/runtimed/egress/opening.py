@@ -25,9 +25,10 @@ Kind = Literal["tls", "http", "other"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Carry the bytes untouched."""
+    """Carry the bytes untouched. While it is `open` whether they are HTTP they have to go through a FirstLine."""
 
     kind: Kind
+    open: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,26 @@ class Http:
 class Refuse:
     verdict: Ruling
     kind: Kind
+
+
+class FirstLine:
+    """Watches bytes that are passed on before their first line is whole: it may yet be that of an HTTP request.
+
+    They are not held back, since a program whose protocol has no lines would wait for ever; the end of the line is.
+    """
+
+    def __init__(self) -> None:
+        self._seen: bytes | None = b""
+
+    def is_request(self, data: bytes) -> bool:
+        """Whether these bytes, the next ones, must not go on."""
+        if self._seen is None:
+            return False
+        self._seen += data
+        found = http1.is_request(self._seen)
+        if found is not None:
+            self._seen = None
+        return bool(found)
 
 
 Decision = Pass | Intercept | Http | Refuse
@@ -77,10 +98,10 @@ class Opening:
             return None
         if data.startswith(_HTTP2):
             return Refuse(verdict=Ruling(allowed=False, rule="HTTP/2 without TLS cannot be judged"), kind="other")
-        if http1.could_be_http(data):
-            long_enough = b" " in data[:16]
-            return Http() if long_enough else (Pass(kind="other") if ended else None)
-        return Pass(kind="other")
+        request = http1.is_request(data)
+        if request is None and http1.could_be_http(data) and not ended:
+            return None
+        return Http() if request else Pass(kind="other", open=request is None)
 
     def _tls(self, data: bytes, *, ended: bool) -> Decision | None:
         try:

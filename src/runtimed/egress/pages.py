@@ -9,6 +9,7 @@ from runtimed.egress.http1 import encode_head
 _REASONS = {
     400: b"Bad Request",
     403: b"Forbidden",
+    408: b"Request Timeout",
     413: b"Content Too Large",
     429: b"Too Many Requests",
     502: b"Bad Gateway",

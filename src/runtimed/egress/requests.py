@@ -17,6 +17,7 @@ _ABSOLUTE = re.compile(rb"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]@/\s]+)(?::(?P<port>[0-9]{1,5}))?")
 _PROXY_HEADERS = frozenset({b"proxy-connection", b"proxy-authorization", b"proxy-authenticate"})
 _HTTP2_HEADERS = frozenset({b"http2-settings"})
+_WITH_REQUESTS = (b"h2", b"http/", b"tls/")
 HTTP_PORT = 80
 
 
@@ -102,9 +103,9 @@ def _named_hosts(head: RequestHead, port: int) -> tuple[list[Host], RequestHead]
 
 
 def _without_hops(head: RequestHead) -> RequestHead:
-    """Without headers for a proxy, and without the offer to go on in HTTP/2, whose requests could not be judged."""
-    h2c = b"h2c" in head.tokens(b"upgrade")
-    dropped = _PROXY_HEADERS | (_HTTP2_HEADERS | {b"upgrade"} if h2c else frozenset())
+    """Without headers for a proxy, and without the offer to go on in what has requests of its own: none is judged."""
+    hides = any(token.startswith(_WITH_REQUESTS) for token in head.tokens(b"upgrade"))
+    dropped = _PROXY_HEADERS | (_HTTP2_HEADERS | {b"upgrade"} if hides else frozenset())
     return replace(head, headers=tuple(pair for pair in head.headers if pair[0].lower() not in dropped))
 
 

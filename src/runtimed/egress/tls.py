@@ -12,7 +12,9 @@ HELLO_MAX_BYTES = 32 * 1024
 """Largest ClientHello read: real ones, with post-quantum key shares, have about 2 KiB."""
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
 _SNI, _ALPN, _ECH = 0, 16, 0xFE0D
-_HEADER = 5
+_HEADER, _CLEAR_BYTES = 5, 7
+_BEFORE_HELLO = {b"\x14": (20, 3, None, 0, 1), b"\x15": (21, 3, None, 0, 2)}
+"""First bytes of a change of ciphers and of an alert."""
 ACCESS_DENIED = bytes((21, 3, 1, 0, 2, 2, 49))
 """The alert record, fatal access_denied, that tells a TLS client it was refused."""
 NAME_NOT_AGREED = bytes((21, 3, 1, 0, 2, 2, 112))
@@ -34,11 +36,22 @@ class ClientHello:
 
 
 def looks_like_tls(data: bytes) -> bool:
-    """Whether the first bytes, however few, can still become a TLS handshake record."""
-    head = data[:3]
-    return bool(head) and all(
-        (head[0] == _HANDSHAKE, len(head) < 2 or head[1] == 3, len(head) < 3 or head[2] <= 4),
-    )
+    """Whether a server could take the first bytes, however few, for the start of TLS.
+
+    Servers look at little of a first record: any minor version will do, some take any major one, and some let an
+    alert or a change of ciphers go before the ClientHello. Such a start is no ClientHello for us, and is refused.
+    """
+    if data[:1] in _BEFORE_HELLO:
+        alike = _BEFORE_HELLO[data[:1]]
+        return all(wanted in (None, byte) for wanted, byte in zip(alike, data, strict=False))
+    if data[:1] != bytes((_HANDSHAKE,)) or data[1:2] > b"\x0f":
+        return False
+    return data[1:2] in (b"", b"\3") or (data[5:6] in (b"", b"\1") and data[6:7] in (b"", b"\0"))
+
+
+def _is_handshake(data: bytes) -> bool:
+    """Whether these bytes begin a record of a handshake, or can still do so."""
+    return data[:1] == bytes((_HANDSHAKE,)) and data[1:2] in (b"", b"\3")
 
 
 def read_client_hello(data: bytes) -> ClientHello | None:
@@ -69,7 +82,9 @@ def _handshake(data: bytes) -> bytes | None:
             if len(found) >= 4 + size:
                 return bytes(found[4 : 4 + size])
         rest = data[at:]
-        if rest and not looks_like_tls(rest):
+        if rest and not _is_handshake(rest):
+            if at == 0 and len(rest) < _CLEAR_BYTES and looks_like_tls(rest):
+                return None
             raise NotTls("not a handshake record")
         if len(rest) < _HEADER:
             return None

@@ -58,6 +58,8 @@ class House:
     guest: Link
     folder: Path
     servers: list[asyncio.Server] = field(default_factory=list)
+    opened: list[Stream] = field(default_factory=list)
+    """The host's ends of the guest's streams."""
 
     def bind(self, *, secrets=None, **rules) -> None:
         read, wrong = read_rules(WrittenRules(**{"internet": True, **rules}))
@@ -153,7 +155,13 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
             response_s=3,  # a busy host answers late
         )
     )
-    made = House(gateway, sockets, joined(lambda stream: gateway.opened(SANDBOX, stream)), tmp_path)
+    opened: list[Stream] = []
+
+    def guest_opened(stream: Stream) -> None:
+        opened[:] = [*opened[-9:], stream]
+        gateway.opened(SANDBOX, stream)
+
+    made = House(gateway, sockets, joined(guest_opened), tmp_path, opened=opened)
     await asyncio.sleep(0)
     yield made
     for server in made.servers:

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimed.egress.http1 import BadMessage, Body, End, RequestReader, ResponseReader, could_be_http, request_bytes
+from runtimed.egress.http1 import (
+    BadMessage,
+    Body,
+    End,
+    RequestReader,
+    ResponseReader,
+    could_be_http,
+    is_request,
+    request_bytes,
+)
 
 GET = b"GET /a?b=c HTTP/1.1\r\nHost: a.test\r\nX-Odd-CASE:  v \r\n\r\n"
 
@@ -83,21 +92,34 @@ SMUGGLED = [
     b"GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n",
     b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 300 + b"\r\n",
     b"GET /" + b"a" * 70000,
+    b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n",
+    b"GET / HTTP/1.1\nHost: a\n\n",
+    b"GET / HTTP/1.1\r\nHost: a\n\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer_Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nCONTENT_LENGTH: 5\r\n\r\n0\r\n\r\n",
 ]
 
 
 @pytest.mark.parametrize("data", SMUGGLED)
 def test_what_could_be_read_in_two_ways_is_refused(data: bytes) -> None:
-    with pytest.raises(BadMessage):
-        read_all(data)
+    for step in (1 << 20, 1):
+        with pytest.raises(BadMessage):
+            read_all(data, step=step)
 
 
 @pytest.mark.parametrize(
-    "body", [b"5\nhello\r\n0\r\n\r\n", b"5\r\nhelloX\r\n", b"-5\r\n", b"\r\n", b"5 5\r\nhello", b"z\r\n"]
+    "body",
+    [
+        *(b"5\nhello\r\n0\r\n\r\n", b"5\r\nhelloX\r\n", b"-5\r\n", b"\r\n", b"5 5\r\nhello", b"z\r\n"),
+        *(b" 5\r\nhello\r\n", b"5 \r\nhello\r\n", b"5 ;a\r\nhello\r\n", b"5;a\rb\r\nhello\r\n", b"5;\0\r\nhello\r\n"),
+        *(b"0x5\r\nhello\r\n", b"5_0\r\n", b"1" * 16 + b"\r\n", b"0\r\nX y\r\n\r\n", b"0\r\n folded: x\r\n\r\n"),
+        *(b"0\r\nContent-Length: 9\r\n\r\n", b"0\r\ntransfer-encoding: chunked\r\n\r\n", b"0\r\nHOST: b\r\n\r\n"),
+        b"0\r\n" + b"X: y\r\n" * 201 + b"\r\n",
+    ],
 )
 def test_bad_chunks_are_refused(body: bytes) -> None:
     with pytest.raises(BadMessage):
-        read_all(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        read_all(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n")
 
 
 @given(st.binary(max_size=400))
@@ -127,6 +149,49 @@ def test_some_responses_have_no_body_whatever_they_say(method: bytes, status: in
 
     assert reader.head(method) is not None
     assert isinstance(reader.body_event(), End)
+
+
+def test_a_padded_chunk_of_a_server_passes_as_old_servers_write_it() -> None:
+    reader = ResponseReader()
+    reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5   \r\nhello\r\n0\r\n\r\n")
+    assert reader.head(b"GET") is not None
+    events = []
+    while not isinstance(event := reader.body_event(), End):
+        assert isinstance(event, Body)
+        events.append(event.content)
+
+    assert b"".join(events) == b"hello"
+
+
+@pytest.mark.parametrize("line", [b"HTTP/1.1 099 X", b"HTTP/1.1 20 X", b"HTTP/1.1  200 X", b"HTTP/2 200 X", b"200 X"])
+def test_a_status_line_that_is_none_is_refused(line: bytes) -> None:
+    reader = ResponseReader()
+    reader.feed(line + b"\r\n\r\n")
+    with pytest.raises(BadMessage):
+        reader.head(b"GET")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"GET / HTTP/1.1\r\n", b"FOO / HTTP/1.1\r\n", b"purge\t/ http/1.1\n", b"\r\nGET ", b"\n \tX / HTTP/1.0\r"),
+        *(b"PRI * HTTP/2.0\r\n", b"\xc3\xa4 / HTTP/1.1\n", b"GET /\r\n"),
+    ],
+)
+def test_what_a_server_would_take_for_a_request_is_one(data: bytes) -> None:
+    assert is_request(data) is True
+
+
+@pytest.mark.parametrize(
+    "data", [b"SSH-2.0-x y\r\n", b"get key\r\n", b"*1\r\n$4\r\n", b"\0\0\0\1", b"EHLO a\r\n", b"A" * 70000]
+)
+def test_other_protocols_are_no_requests(data: bytes) -> None:
+    assert is_request(data) is False
+
+
+@pytest.mark.parametrize("data", [b"FOO / HTTP/1.1", b"\r\n", b"hello", b"G"])
+def test_it_is_open_until_the_first_line_ends(data: bytes) -> None:
+    assert is_request(data) is None
 
 
 def test_the_first_bytes_of_a_request_are_recognised() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import gzip
+import html
 import json
+import re
+import tracemalloc
 import urllib.parse
 
 import pytest
@@ -13,10 +16,10 @@ from hypothesis import strategies as st
 
 from runtimed.core.network import read_target
 from runtimed.core.secrets import RequestRule, SecretPlan, canonical_path, check_secret, covers, host_targets
-from runtimed.egress.answers import GuardedAnswer
+from runtimed.egress.answers import GuardedAnswer, readable_only
 from runtimed.egress.http1 import Body, End, RequestReader, ResponseReader, request_bytes
 from runtimed.egress.secrets import sealing, sigv4
-from runtimed.egress.secrets.guard import Guard, SecretFound
+from runtimed.egress.secrets.guard import CannotLook, Guard, SecretFound
 from runtimed.egress.secrets.substitute import OpenSecret, apply
 
 MARK = "rtsec_0123456789abcdefghij"
@@ -95,6 +98,7 @@ def test_a_rule_lets_its_requests_carry_the_value(path: str) -> None:
             "//repos/acme/x",
             "/repos/acme/x;y",
             "/repos/acme/x\\y",
+            "/repos/acme/x#/../y",
             "/./user",
         ),
         *("/repos/acme/%252e%252e/x", "/repos/acme/%5c", "/repos/acme/%00", "/repos/acme/%zz", "/repos/acme/%e4", "*"),
@@ -106,6 +110,16 @@ def test_a_path_that_is_not_ruled_in_or_has_two_readings_gets_no_secret(path: st
     applied = apply(head, [secret(rules=RULES)])
 
     assert applied.used == () and applied.head == head
+
+
+@pytest.mark.parametrize(
+    "name", ["X-HTTP-Method-Override", "x-http-method", "X_Method_Override", "X-Original-URL", "X-Rewrite-Url"]
+)
+def test_a_request_that_names_another_method_or_path_in_a_header_gets_no_ruled_secret(name: str) -> None:
+    head = request("/user", Authorization=MARK, **{name: "DELETE"})
+
+    assert apply(head, [secret(rules=RULES)]).head.all(b"authorization") == [MARK.encode()]
+    assert apply(head, [secret()]).used
 
 
 def test_a_rule_is_for_its_methods() -> None:
@@ -167,10 +181,23 @@ def forms(value: str) -> list[bytes]:
         urllib.parse.quote_plus(value).encode(),
         json.dumps(value).encode(),
         raw.hex().encode(),
+        urllib.parse.quote(urllib.parse.quote(value, safe="")).encode(),
+        *(
+            re.sub("%..", lambda found: found[0].lower(), urllib.parse.quote(value, safe=safe)).encode()
+            for safe in ("", "!*'()")
+        ),
+        *("".join(f"{before}{byte:{digits}}" for byte in raw).encode() for before, digits in WHOLE),
+        re.sub("[<>&'+]", lambda found: f"\\u00{ord(found[0]):02X}", json.dumps(value)).encode(),
+        json.dumps(base64.b64encode(raw).decode()).replace("/", "\\/").encode(),
+        html.escape(value).encode(),
+        value.encode("utf-16-le"),
     ]
 
 
-@given(visible, st.integers(0, 7), st.lists(st.integers(1, 30), max_size=20), st.binary(max_size=50))
+WHOLE = [("%", "02x"), ("%", "02X"), ("\\u00", "02x"), ("\\u00", "02X"), ("\\x", "02x")]
+
+
+@given(visible, st.integers(0, 19), st.lists(st.integers(1, 30), max_size=20), st.binary(max_size=50))
 def test_no_form_of_the_value_passes_the_guard_in_pieces_of_any_size(value, which, sizes, around) -> None:
     text = around + forms(value)[which] + around
     guard, passed, at = Guard([value]), b"", 0
@@ -190,16 +217,21 @@ def test_what_holds_no_secret_passes_unchanged(pieces: list[bytes]) -> None:
     assert b"".join([*(guard.passes(piece) for piece in pieces), guard.ends()]) == b"".join(pieces)
 
 
-def answered(head: bytes, body: bytes, *, value: str = VALUE) -> bytes:
-    reader, answer = ResponseReader(), GuardedAnswer(Guard([value]), client_minor=1)
+def answered(head: bytes, body: bytes, *, value: str = VALUE, method: str = "GET") -> bytes:
+    reader, answer = ResponseReader(), GuardedAnswer(Guard([value]), request("/", method))
     reader.feed(head + body)
-    found = reader.head(b"GET")
-    assert found is not None
-    out = answer.head(found)
-    while not isinstance(event := reader.body_event(), End):
-        assert isinstance(event, Body)
-        out += answer.body(event)
-    return out + answer.body(event)
+    out = b""
+    while True:
+        found = reader.head(method.encode())
+        assert found is not None
+        out += answer.head(found)
+        while not isinstance(event := reader.body_event(), End):
+            if event is None:
+                reader.close()
+            else:
+                out += b"".join(answer.body(event))
+        if found.status >= 200:
+            return out + b"".join(answer.body(event))
 
 
 def test_a_compressed_answer_is_looked_into_and_goes_on_unpacked() -> None:
@@ -214,6 +246,94 @@ def test_a_compressed_answer_is_looked_into_and_goes_on_unpacked() -> None:
             b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n",
             b"%x\r\n%b\r\n0\r\n\r\n" % (len(hidden := gzip.compress(b"ab" + VALUE.encode())), hidden),
         )
+
+
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+
+
+def test_a_coding_twice_hides_nothing() -> None:
+    packed = gzip.compress(gzip.compress(VALUE.encode()))
+    for codings in (b"Content-Encoding: gzip, gzip", b"Content-Encoding: gzip\r\nContent-Encoding: gzip"):
+        with pytest.raises(CannotLook):
+            answered(b"HTTP/1.1 200 OK\r\n%b\r\nContent-Length: %d\r\n\r\n" % (codings, len(packed)), packed)
+
+
+@pytest.mark.parametrize("coding", [b"br", b"zstd", b"compress", b"dcb"])
+def test_a_coding_that_cannot_be_opened_lets_nothing_through(coding: bytes) -> None:
+    with pytest.raises(CannotLook):
+        answered(b"HTTP/1.1 200 OK\r\nContent-Encoding: " + coding + b"\r\nContent-Length: 1\r\n\r\n", b"x")
+
+
+def test_nothing_is_asked_for_that_cannot_be_looked_into() -> None:
+    asked = readable_only(request(Accept_Encoding="gzip, br", Sec_WebSocket_Extensions="permessage-deflate"))
+
+    assert asked.all(b"accept-encoding") == [b"identity"] and not asked.all(b"sec-websocket-extensions")
+
+
+@pytest.mark.parametrize("size", [65535, 65536, 65537, 3 * 65536, 200_001])
+def test_a_compressed_answer_comes_out_whole_at_any_size(size: int) -> None:
+    packed = gzip.compress(bytes(size))
+    out = answered(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed), packed)
+    reader = ResponseReader()
+    reader.feed(out)
+    assert reader.head(b"GET") is not None
+    content = 0
+    while not isinstance(event := reader.body_event(), End):
+        assert event is not None
+        content += len(event.content)
+
+    assert content == size
+
+
+def test_a_compressed_answer_that_ends_too_early_does_not_look_whole() -> None:
+    packed = gzip.compress(b"nothing to hide" * 1000)[:-9]
+    with pytest.raises(CannotLook, match="too early"):
+        answered(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed), packed)
+
+
+def test_an_answer_that_unpacks_without_end_is_made_in_small_pieces() -> None:
+    packed = gzip.compress(bytes(64 << 20))
+    reader, answer = ResponseReader(), GuardedAnswer(Guard([VALUE]), request())
+    reader.feed(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed)
+    head = reader.head(b"GET")
+    assert head is not None
+    answer.head(head)
+    event = reader.body_event()
+    assert isinstance(event, Body)
+    tracemalloc.start()
+    try:
+        total = sum(len(piece) for piece in answer.body(event))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert total > 60 << 20 and peak < 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("method", "status"), [("HEAD", b"200 OK"), ("GET", b"304 Not Modified"), ("GET", b"204 None")]
+)
+@pytest.mark.parametrize("header", [b"Transfer-Encoding: chunked", b"Content-Encoding: gzip"])
+def test_an_answer_without_a_body_has_nothing_after_its_head(method: str, status: bytes, header: bytes) -> None:
+    head = b"HTTP/1.1 %b\r\n%b\r\n\r\n" % (status, header)
+
+    assert answered(head, b"", method=method) == head
+
+
+def test_an_early_answer_changes_nothing_of_the_answer_that_follows() -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nContent-Encoding: gzip\r\n\r\n"
+
+    assert answered(early, PLAIN + b"plain") == early + PLAIN + b"plain"
+    with pytest.raises(SecretFound):
+        answered(b"HTTP/1.1 103 Early Hints\r\nLink: " + VALUE.encode() + b"\r\n\r\n", PLAIN + b"plain")
+
+
+def test_trailers_and_chunk_extensions_of_a_server_are_left_behind() -> None:
+    value = VALUE.replace(" ", "").encode()
+    chunks = b"5;" + value + b"\r\nplain\r\n0\r\nX-Echo: " + value + b"\r\n\r\n"
+    out = answered(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", chunks, value=value.decode())
+
+    assert value not in out and out.endswith(b"\r\n\r\n5\r\nplain\r\n0\r\n\r\n")
 
 
 def test_a_value_cut_by_chunk_borders_is_found() -> None:

@@ -83,6 +83,30 @@ def test_two_names_are_refused() -> None:
         tls.read_client_hello(b"\x16\3\1" + len(message).to_bytes(2, "big") + message)
 
 
+@pytest.mark.parametrize("minor", [0, 5, 9, 255])
+def test_a_record_of_any_minor_version_shows_its_name_since_servers_look_at_no_minor_version(minor: int) -> None:
+    hello = HELLO[:2] + bytes((minor,)) + HELLO[3:]
+
+    assert tls.looks_like_tls(hello) and tls.read_client_hello(hello) == tls.read_client_hello(HELLO)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"\x15\3\1\0\2\1\0", b"\x14\3\3\0\1\1", HELLO[:1] + b"\0" + HELLO[2:], HELLO[:1] + b"\x0f" + HELLO[2:]],
+    ids=["alert", "change of ciphers", "major 0", "major 15"],
+)
+def test_what_some_servers_let_go_before_a_hello_is_refused(start: bytes) -> None:
+    """Passed on as if it were no TLS, the name behind it would be judged by nobody."""
+    assert all(tls.looks_like_tls(start[:size]) for size in range(1, 7))
+    with pytest.raises(tls.NotTls):
+        tls.read_client_hello(start + HELLO)
+
+
+@pytest.mark.parametrize("data", [b"\x16\1\0\0\7\0\0\0", b"\x15\0", b"\x14\0\5", b"\x16\x10\1\0\0\1\0"])
+def test_other_protocols_that_begin_alike_are_no_tls(data: bytes) -> None:
+    assert not tls.looks_like_tls(data)
+
+
 def test_http_is_not_tls() -> None:
     with pytest.raises(tls.NotTls):
         tls.read_client_hello(b"GET / HTTP/1.1\r\n")

@@ -11,12 +11,18 @@ import binascii
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from runtimed.core.network import Target
 from runtimed.core.secrets import SecretPlan, canonical_path, covers
 from runtimed.egress.http1 import Headers, RequestHead
 from runtimed.egress.secrets import sigv4
+from runtimed.egress.secrets.guard import Watched
 
+_OTHER_REQUEST = frozenset(
+    {b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url", b"x-rewrite-url"}
+)
+"""Many servers take the method or the path from these."""
 _NEVER = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade"})
 
 
@@ -32,13 +38,20 @@ class OpenSecret:
     def __repr__(self) -> str:
         return f"OpenSecret({self.plan.name})"
 
+    @cached_property
+    def watched(self) -> Watched:
+        """What of it is looked for in answers."""
+        return Watched.of(self.value)
+
     def goes_to(self, name: str, port: int) -> bool:
         return covers(self.targets, name, port)
 
     def allows(self, head: RequestHead) -> bool:
-        """Whether its rules let this request carry it. A path that could be read in two ways never does."""
+        """Whether its rules let this request carry it. One that could be read in two ways never does."""
         if self.plan.rules is None:
             return True
+        if any(name.lower().replace(b"_", b"-") in _OTHER_REQUEST for name, _ in head.headers):
+            return False
         path = canonical_path(head.target.split(b"?")[0].decode("latin-1"))
         method = head.method.decode("ascii")
         return path is not None and any(
