@@ -19,9 +19,9 @@ import pytest
 
 from runtimed.core.errors import HostUnavailable
 from runtimed.core.specs import Shape
-from runtimed.node import adopting, keeping
+from runtimed.node import adopting, keeping, templates
 from runtimed.node.channel import Channel
-from runtimed.node.vmm import blank, difference, journal, qemu
+from runtimed.node.vmm import blank, chains, difference, journal, qemu
 from runtimed.node.vmm.argv import DEVICE_STATE, DISK, MEMORY, Start
 from runtimed.node.vmm.base import MachinePlan, Template
 from runtimed.node.vmm.launch import Launched, Order
@@ -34,6 +34,8 @@ from .hurried import moment, without_threads
 
 FIRST_PID = 1 << 30
 """More than any process of a host can have."""
+LAYERS_MAX = 2
+"""A chain of so many is long here: it is made short at the next copy."""
 HELD_MAX_S = 10.0
 """As the real agent's: what is held goes on then, whatever was planned."""
 Content = dict[str, Any]
@@ -71,14 +73,17 @@ class Machine:
 
     pid: int
     own: Path
-    template: Path
+    template: Path | None
     below: Content
+    layers: int
     disk: str = DISK
     memory: Content | None = None
     """None until there is any: a clone's is loaded."""
     running: bool = False
     held: bool = False
     sandbox: str = ""
+    flattening: bool = False
+    """Its layers are being copied into its disk, whether somebody waits for that or not."""
 
     def view(self) -> Content:
         """What its guest reads from its disk."""
@@ -90,6 +95,13 @@ class Machine:
         path = self.own / self.disk
         path.write_text(json.dumps(read_disk(path) | content))
         self.memory |= content
+
+    def flatten(self) -> None:
+        """Its disk has all of its layers then, and lies above its template's."""
+        assert self.template is not None
+        path = self.own / self.disk
+        path.write_text(json.dumps(self.view()))
+        self.below, self.layers, self.flattening = read_disk(self.template / DISK), 0, False
 
     def go(self) -> None:
         assert self.memory is not None
@@ -104,6 +116,8 @@ class Emulator:
     machines: dict[int, Machine] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     pids: int = FIRST_PID
+    owners_live: bool = True
+    """Whether whoever builds a template lives: a service that begins is the same process as the one that was killed."""
     _ends: dict[int, asyncio.Event] = field(default_factory=dict)
     _wires: list[Wire] = field(default_factory=list)
 
@@ -139,16 +153,18 @@ class Emulator:
 
     async def launch(self, _: object, order: Order) -> Launched:
         await moment()
-        assert order.template is not None
         try:
-            below = chain(order.template, order.plan.layers)
+            below = chain(order.template, order.plan.layers) if order.template else {}
             read_disk(order.plan.own / DISK)
         except OSError as failure:
             raise HostUnavailable(f"the emulator ended: {failure}") from failure
         self.pids += 1
-        machine = Machine(pid=self.pids, own=order.plan.own, template=order.template.directory, below=below)
+        template = order.template.directory if order.template else None
+        machine = Machine(
+            pid=self.pids, own=order.plan.own, template=template, below=below, layers=len(order.plan.layers)
+        )
         self.machines[machine.pid] = machine
-        if order.command == [Start.FROM_DISK]:
+        if order.command in ([Start.FROM_DISK], [Start.NEW]):
             machine.memory = machine.view()
             machine.go()
         await moment()
@@ -174,6 +190,10 @@ class Emulator:
         yield SimpleNamespace(execute=execute)
 
     def _execute(self, machine: Machine, command: str, arguments: Json) -> object:
+        if command.startswith(("query", "block-")):
+            return self._blocks(machine, command)
+        if machine.flattening:
+            machine.flatten()
         match command:
             case "stop":
                 machine.running = False
@@ -186,21 +206,45 @@ class Emulator:
                 Path(str(arguments["filename"])).write_bytes(pages_of(machine.memory))
             case "migrate-incoming":
                 self._load(machine, Path(str(arguments["uri"]).removeprefix("file:")))
-            case "query-status":
-                return {"status": "paused"}
-            case "query-block":
-                name = machine.disk.removesuffix(".qcow2")
-                return [{"inserted": {"node-name": "disk0" if name == "disk" else name}}]
+            case "migrate":
+                assert machine.memory is not None and not machine.running
+                Path(str(arguments["uri"]).removeprefix("file:")).write_bytes(pages_of(machine.memory))
+                (machine.own / MEMORY).write_bytes(pages_of(machine.memory))
+            case "quit":
+                self.end(_mark(machine))
             case "blockdev-snapshot-sync":
                 fresh = Path(str(arguments["snapshot-file"]))
                 fresh.write_text("{}")
                 machine.below, machine.disk = machine.view(), fresh.name
+                machine.layers += 1
             case "ringbuf-read":
                 return ""
         return {}
 
+    def _blocks(self, machine: Machine, command: str) -> object:
+        name = machine.disk.removesuffix(".qcow2")
+        match command:
+            case "query-status":
+                return {"status": "paused"}
+            case "query-migrate":
+                return {"status": "completed"}
+            case "query-block":
+                node = "disk0" if name == "disk" else name
+                return [{"inserted": {"node-name": node, "backing_file_depth": 2 + machine.layers}}]
+            case "query-named-block-nodes":
+                return [{"node-name": "layer0"}, {"node-name": "saved"}]
+            case "block-stream":
+                machine.flattening = True
+            case "query-block-jobs" if machine.flattening:
+                machine.flatten()
+                return [{}]
+            case "query-block-jobs":
+                return []
+        return {}
+
     def _load(self, machine: Machine, state: Path) -> None:
         if machine.memory is None:
+            assert machine.template is not None
             machine.memory = json.loads((machine.template / MEMORY).read_bytes().rstrip(b"\0"))
         if pages_of(machine.memory) != state.read_bytes():
             self.wrong.append(f"pages of one moment and a state of another: {machine.memory}")
@@ -320,6 +364,9 @@ def install(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
         copy_to_file=emulator.copy_to_file,
         copy_from_file=emulator.copy_from_file,
     )
+    monkeypatch.setattr(templates, "same", lambda _: emulator.owners_live)
+    monkeypatch.setattr(templates, "step_back", lambda _: None)
+    monkeypatch.setattr(keeping, "LAYERS_MAX", LAYERS_MAX)
     for module in (qemu, journal, adopting):
         monkeypatch.setattr(module, "same", emulator.same)
     for module in (qemu, journal):
@@ -329,7 +376,8 @@ def install(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "started_for", emulator.started_for)
     monkeypatch.setattr(keeping, "check_room_for_memory", lambda *_: None)
     monkeypatch.setattr(qemu, "launch", emulator.launch)
-    monkeypatch.setattr(qemu, "monitor", emulator.monitor)
+    for module in (qemu, chains):
+        monkeypatch.setattr(module, "monitor", emulator.monitor)
     monkeypatch.setattr(qemu, "places", places)
     monkeypatch.setattr(qemu, "qemu_argv", lambda _, __, ___, start: [start])
     monkeypatch.setattr(qemu, "check_room", lambda *_: None)

@@ -17,17 +17,22 @@ from runtimed.core.boot import ImageFiles
 from runtimed.core.clock import ManualClock
 from runtimed.core.ids import SandboxId
 from runtimed.core.specs import MachineSpec, Shape
+from runtimed.node import unused
+from runtimed.node.channel import Channel
+from runtimed.node.guest import GuestClient
 from runtimed.node.keeping import CAPTURED
 from runtimed.node.kept import DISK, KeptRecord, KeptRoom
 from runtimed.node.node import LocalNode, NodeLimits, NodeParts
+from runtimed.node.parts import Ready
 from runtimed.node.templates import TemplateMaker, Templates
+from runtimed.node.vmm.base import Template
 from runtimed.node.vmm.qemu import QemuDriver
 
 from .emulator import Content, Emulator, Machine, chain, make_template, read_disk
 
 SHAPE = Shape(vcpu=1, memory_mib=0, disk_mib=3072)
 """Without memory of its own: a file of holes would be read for each picture."""
-FOLDERS = ("machines", "kept", "snapshots", "layers", "bases", "scratch", "leases")
+FOLDERS = ("machines", "kept", "snapshots", "layers", "bases", "scratch", "leases", "templates")
 Files = dict[str, bytes | None]
 """By path below the state folder; None is a folder."""
 
@@ -42,9 +47,13 @@ class Host:
 
     state: Path
     emulator: Emulator = field(default_factory=Emulator)
+    spares: int = 0
+    makes_templates: bool = False
+    """Whether a shape that was booted cold gets its template in the background."""
     node: LocalNode = field(init=False)
     room: KeptRoom = field(init=False)
     driver: QemuDriver = field(init=False)
+    templates: Templates = field(init=False)
     template: Path = field(init=False)
 
     async def serve(self) -> None:
@@ -52,16 +61,21 @@ class Host:
         self.emulator.forget_wires()
         machines = self.state / "machines"
         policy, emulator = SimpleNamespace(qemu=None), SimpleNamespace(accel="none")
-        self.driver = QemuDriver(machines, cast("Any", emulator), cast("Any", policy))
+
+        def driver(root: Path) -> QemuDriver:
+            return QemuDriver(root, cast("Any", emulator), cast("Any", policy))
+
+        self.driver = driver(machines)
         self.room = KeptRoom(self.state, machines)
-        maker = TemplateMaker(make_driver=cast("Any", None), warm=cast("Any", None), host_key="")
-        templates = Templates(self.state.parent / "templates", maker, progress=lambda _: None)
-        self.template = self.state.parent / "templates" / templates.key(self.image(), SHAPE)
+        maker = TemplateMaker(make_driver=driver, warm=_asked_something, host_key="")
+        self.templates = Templates(self.state / "templates", maker, progress=lambda _: None)
+        self.emulator.owners_live = False
+        self.templates.sweep()
+        self.emulator.owners_live = True
+        self.template = self.state / "templates" / self.templates.key(self.image(), SHAPE)
 
         async def files(_: str) -> ImageFiles:
             return self.image()
-
-        async def rehearse(_: object) -> None: ...
 
         self.node = LocalNode(
             NodeParts(
@@ -69,16 +83,17 @@ class Host:
                 memory=self.driver,
                 machines=machines,
                 room=self.room,
-                templates=templates,
+                templates=self.templates,
                 images=cast("Any", SimpleNamespace(files=files)),
                 clock=ManualClock(),
-                limits=NodeLimits(memory_keep_free_mib=0, spares=0),
+                limits=NodeLimits(memory_keep_free_mib=0, spares=self.spares),
                 default_image="image",
                 default_shape=SHAPE,
-                rehearse=rehearse,
+                rehearse=_asked_something,
             )
         )
-        self.node._starter.templates.want = lambda *_: None  # type: ignore[method-assign]
+        if not self.makes_templates:
+            self.node._starter.templates.want = lambda *_: None  # type: ignore[method-assign]
         await self.node.adopt()
 
     def image(self) -> ImageFiles:
@@ -108,13 +123,19 @@ class Host:
         """Each process is a sandbox's that the node knows, runs as that one, and fits what it lies on."""
         assert self.emulator.wrong == []
         held = {one.plan.own: one for one in self.node._held.values()}
-        assert {machine.own for machine in self.emulator.machines.values()} == set(held), "machines and their sandboxes"
+        spares = {ready.plan.own for ready in self.waiting()}
+        known = set(held) | spares
+        assert {machine.own for machine in self.emulator.machines.values()} == known, "machines and their sandboxes"
         for machine in self.emulator.machines.values():
+            if machine.own in spares:
+                assert machine.running and machine.sandbox == "" and machine.own not in held
+                continue
             one = held[machine.own]
             assert machine.sandbox == one.spec.sandbox_id.replace("-", ""), "whose it believes to be"
             assert machine.running and not machine.held and not one.frozen, "it goes on"
             assert machine.view() == machine.memory
-            assert chain(one.template, one.plan.layers) == machine.below, "what lies below its disk is there"
+            below, own = chain(one.template, one.plan.layers), read_disk(machine.own / machine.disk)
+            assert below | own == machine.view(), "what lies below its disk is there"
             assert not one.channel.closed.done(), "it can be reached"
             assert one.watch is not None and not one.watch.done(), "its end will be noticed"
         for _, record in self.room.snapshots.all():
@@ -124,7 +145,8 @@ class Host:
     def check_folders(self) -> None:
         """Once a service has begun: nothing is there that belongs to nobody."""
         held = list(self.node._held.values())
-        assert _names(self.state / "machines") == {one.plan.machine_id for one in held}, "machines"
+        known = {one.plan.machine_id for one in [*held, *self.waiting()]}
+        assert _names(self.state / "machines") == known, "machines"
         records: list[KeptRecord] = []
         for shelf, name in ((self.room.sandboxes, "kept"), (self.room.snapshots, "snapshots")):
             for found in _names(self.state / name):
@@ -133,6 +155,9 @@ class Host:
                 if record.mode == "memory":
                     assert set(CAPTURED) <= _names(self.state / name / found), f"a part is missing: {name}/{found}"
                 records.append(record)
+                self._check_holder(record.template, self.state / name / found)
+        for one in held:
+            self._check_holder(one.template, one.plan.directory)
         assert _names(self.state / "kept").isdisjoint(self.node._held), "it runs and is kept"
         below = [(record.plan, record.template) for record in records] + [(one.plan, one.template) for one in held]
         assert _names(self.state / "layers") == {layer.name for plan, _ in below for layer in plan.layers}, "layers"
@@ -140,6 +165,26 @@ class Host:
         assert _names(self.state / "bases") == bases, "bases"
         assert _names(self.state / "scratch") == set(), "scratch"
         assert _names(self.state / "leases") <= {one.plan.machine_id for one in held}, "leases"
+        self.check_templates()
+
+    def check_templates(self) -> None:
+        """None is half made."""
+        half_made = {name for name in _names(self.state / "templates") if name.startswith((".building", ".discarded"))}
+        assert half_made == set(), "templates"
+
+    def waiting(self) -> list[Ready]:
+        """Its spares."""
+        return [ready for waiting in self.node._starter.spares._waiting.values() for ready in waiting]
+
+    def _check_holder(self, template: Template, folder: Path) -> None:
+        root = self.state / "templates"
+        if template.directory.parent == root:
+            assert folder in unused.holders(root, template.key), f"nothing keeps the template of {folder}"
+
+
+async def _asked_something(channel: Channel) -> None:
+    """What a template is warmed with, and a spare rehearses."""
+    await GuestClient(channel).flush()
 
 
 def _names(folder: Path) -> set[str]:

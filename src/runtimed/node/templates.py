@@ -165,8 +165,7 @@ class Templates:
             await asyncio.to_thread(_flush, made)
             os.rename(made, self._root / key)
         finally:
-            await driver.kill(machine_id)
-            shutil.rmtree(building, ignore_errors=True)
+            await asyncio.shield(_clear_away(driver, plan, building))
 
     def _forget_old(self, *, keep: str) -> None:
         kept = [d for d in self._root.iterdir() if d.is_dir() and not d.name.startswith(".") and d.name != keep]
@@ -185,6 +184,15 @@ class Templates:
             yield
         finally:
             os.close(lock)
+
+
+async def _clear_away(driver: VmmDriver, plan: MachinePlan, building: Path) -> None:
+    """All that a build has left, whatever became of it."""
+    try:
+        await driver.kill(plan.machine_id)
+    finally:
+        journal.end_machine(plan.directory)
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def _flush(directory: Path) -> None:
