@@ -19,8 +19,10 @@ from runtimed.core.errors import RuntimedError
 from runtimed.core.wording import program
 from runtimed.settings import CommandError, Settings, SettingsError
 
-image_app = typer.Typer(no_args_is_help=True, help="Build, list and remove images.")
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="The service of Runtime, for its operator.")
+image_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Build, list and remove images.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, add_completion=False, help="The service of Runtime, for its operator."
+)
 
 app.add_typer(image_app, name="image")
 app.add_typer(admin_app, name="admin")

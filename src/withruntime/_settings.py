@@ -17,7 +17,7 @@ PLAIN_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "runtime.internal"})
 """The only hosts that may be reached without TLS: what is sent there does not leave the machine."""
 LOOPBACK_HOSTS = PLAIN_HOSTS - {"runtime.internal"}
 
-_COPY = "Copy it again into RUNTIME_API_KEY or api_key=: letters, digits, '_' and '-' only."
+_COPY = "Copy it again into RUNTIME_API_KEY (or api_key= in Python): letters, digits, '_' and '-' only."
 _LOGIN_FILE_MAX_BYTES = 4096
 _LOGIN_KEY = re.compile(r"rtcloud_[a-f0-9-]{36}_[A-Za-z0-9_-]{43}")
 
@@ -86,7 +86,7 @@ def _checked_key(key: str | None, origin: str) -> str:
         raise AuthenticationError(
             f"There is no API key for {origin}.",
             code="missing_api_key",
-            hint="Set RUNTIME_API_KEY, or pass api_key=.",
+            hint="Set RUNTIME_API_KEY, or in Python pass api_key=.",
         )
     if any(character.isspace() for character in key):
         raise AuthenticationError("The API key has white space in it.", code="missing_api_key", hint=_COPY)

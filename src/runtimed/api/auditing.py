@@ -42,8 +42,15 @@ _ACTIONS = {
     "POST /v1/sandboxes/{sandbox_id}/processes": "process.spawn",
     "PUT /v1/sandboxes/{sandbox_id}/network": "network.set",
     "PUT /v1/sandboxes/{sandbox_id}/files/content": "file.write",
+    "PUT /v1/sandboxes/{sandbox_id}/files/archive": "folder.write",
+    "POST /v1/sandboxes/{sandbox_id}/uploads": "upload.begin",
+    "PUT /v1/sandboxes/{sandbox_id}/uploads/{upload_id}": "upload.write",
+    "POST /v1/sandboxes/{sandbox_id}/files/archive/uploads": "upload.begin",
+    "PUT /v1/sandboxes/{sandbox_id}/files/archive/uploads/{upload_id}": "upload.write",
+    "PUT /v1/egress-secrets/{name}": "secret.set",
+    "DELETE /v1/egress-secrets/{name}": "secret.delete",
 }
-_VERB = re.compile(r"POST /v1/sandboxes/\{sandbox_id\}:([\w-]+)")
+_VERB = re.compile(r"POST /v1/(?:[\w{}/-]*/)?(sandbox|snapshot|process|upload|file)(?:e?s(?:/\{\w+\})?):([\w-]+)")
 
 _log = logging.getLogger(__name__)
 
@@ -247,7 +254,7 @@ def _action(scope: Scope) -> str:
     if operation in _ACTIONS:
         return _ACTIONS[operation]
     if verb := _VERB.fullmatch(operation):
-        return f"sandbox.{verb[1]}"
+        return f"{verb[1]}.{verb[2]}"
     return operation.replace("/v1/", "").replace("sandboxes/{sandbox_id}/", "")[:64]
 
 

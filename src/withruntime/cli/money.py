@@ -53,6 +53,8 @@ def usage(
       runtime usage
       runtime usage --since 2026-11-01T00:00:00Z --csv > november.csv
     """
+    if sum((csv, json, requests is not None)) > 1 and csv:
+        raise typer.BadParameter("--csv goes with neither --json nor --requests")
     window = terminal.given(since=since, until=until)
 
     async def work(client: AsyncRuntime) -> None:

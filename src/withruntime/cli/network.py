@@ -140,7 +140,7 @@ async def tell_refusals(sandbox: AsyncSandbox, process_id: str) -> None:
 
 @secrets.command("set")
 def set_secret(
-    name: Annotated[str, typer.Argument(help="Its name, and the variable that sandboxes see.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, and the variable that sandboxes see.")],
     host: Annotated[
         list[str] | None, typer.Option("--host", help="Where it may go: name or *.name; repeatable.")
     ] = None,
@@ -160,6 +160,8 @@ def set_secret(
         value = typer.prompt("value", hide_input=True, err=True)
     else:
         value = sys.stdin.read().rstrip("\r\n")
+    if not value:
+        raise typer.BadParameter("the value is read from the input, and that is empty")
 
     async def work(client: AsyncRuntime) -> None:
         shown = await client.secrets.set(name, value=value, hosts=host, header=header, format=format_, env=env)
@@ -190,7 +192,9 @@ def list_secrets(json: JsonFlag = False) -> None:
 
 
 @secrets.command("rm")
-def remove_secret(name: str, json: JsonFlag = False) -> None:
+def remove_secret(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The secret's name.")], json: JsonFlag = False
+) -> None:
     """Erase a secret; its placeholder stops working at once.
 
     Example: runtime secrets rm API_KEY

@@ -7,6 +7,8 @@ import typer
 
 from withruntime._async import _io
 from withruntime._async.client import AsyncRuntime
+from withruntime._async.process import AsyncProcess
+from withruntime._errors import NotFoundError
 from withruntime._stream import chunk_bytes
 from withruntime.cli import attached, terminal
 from withruntime.cli.attached import DaemonThread
@@ -91,7 +93,7 @@ def logs(
     """
 
     async def work(client: AsyncRuntime) -> None:
-        found = await (await terminal.find_sandbox(client, sandbox)).process(process)
+        found = await _find(client, sandbox, process)
         there = None if follow or found.state != "running" else int(found.info.get("outputBytes") or 0)
         if there is not None and cursor >= there:
             return
@@ -122,10 +124,19 @@ def kill(
     name = signal.upper()
 
     async def work(client: AsyncRuntime) -> None:
-        found = await (await terminal.find_sandbox(client, sandbox)).process(process)
+        found = await _find(client, sandbox, process)
         await found.kill(name if name.startswith("SIG") else f"SIG{name}")
 
     terminal.run(work)
+
+
+async def _find(client: AsyncRuntime, sandbox: str, process: str) -> AsyncProcess:
+    found = await terminal.find_sandbox(client, sandbox)
+    try:
+        return await found.process(process)
+    except NotFoundError as none:
+        none.hint = none.hint or f"`runtime sandbox ps {sandbox}` shows those that there are"
+        raise
 
 
 def _bytes(event: dict[str, object]) -> bytes:

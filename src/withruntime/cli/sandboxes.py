@@ -25,7 +25,7 @@ _HIDDEN_COUNTED = 500
 COMMAND = {"allow_interspersed_args": False}
 """Whatever follows the first word of a command belongs to the command, with or without `--` before it."""
 
-Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments; no shell.")]
+Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="A program and its arguments; no shell.")]
 Image = Annotated[str | None, typer.Option(help="Image to start from.")]
 Vcpu = Annotated[int | None, typer.Option(help="Virtual CPUs, 1 to 16.")]
 Memory = Annotated[int | None, typer.Option("--memory", help="Memory in MiB.")]
@@ -35,7 +35,7 @@ Labels = Annotated[list[str] | None, typer.Option("--label", help="KEY=VALUE to 
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for its programs; repeatable.")]
 Lease = Annotated[int | None, typer.Option(help="Seconds until its lease ends, 60 to 86400.")]
 AtEnd = Annotated[str | None, typer.Option(help="What its lease's end does: pause, stop or delete.")]
-IdlePause = Annotated[int | None, typer.Option(help="Seconds without use until it is paused; 0 never.")]
+IdlePause = Annotated[int | None, typer.Option(help="Seconds without use until it is paused, from 60; 0 never.")]
 Cwd = Annotated[str | None, typer.Option(help="Folder to run in; /workspace where none is named.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds until the command is ended, with exit code 124.")]
 User = Annotated[str | None, typer.Option(help="`sandbox` (there it is named runtime) or `root`.")]
@@ -259,7 +259,7 @@ def get(
 @app.command()
 def extend(
     sandbox: SandboxRef,
-    seconds: Annotated[int, typer.Argument(help="How much later it should end.")],
+    seconds: Annotated[int, typer.Argument(metavar="SECONDS", help="How much later it should end.")],
     json: JsonFlag = False,
 ) -> None:
     """Let a sandbox live longer.
@@ -278,32 +278,37 @@ def extend(
 
 
 @app.command()
-def stop(sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...")], json: JsonFlag = False) -> None:
+def stop(
+    sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX", help="Ids or names.")], json: JsonFlag = False
+) -> None:
     """Stop sandboxes; of persistent ones the disk stays, for a restart.
 
     Example: runtime sandbox stop my-box
     """
 
     async def work(client: AsyncRuntime) -> None:
-        stopped = [(await (await terminal.find_sandbox(client, one)).stop()).info for one in sandboxes]
-        _show_all(stopped, json=json)
+        async def end(sandbox: AsyncSandbox) -> Json:
+            return (await sandbox.stop()).info
+
+        await terminal.do_to_each(client, sandboxes, end, json=json)
 
     terminal.run(work)
 
 
 @app.command()
-def rm(sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX...")], json: JsonFlag = False) -> None:
+def rm(
+    sandboxes: Annotated[list[str], typer.Argument(metavar="SANDBOX", help="Ids or names.")], json: JsonFlag = False
+) -> None:
     """Delete sandboxes and everything in them, in whatever state they are.
 
     Example: runtime sandbox rm my-box
     """
 
     async def work(client: AsyncRuntime) -> None:
-        deleted: list[Json] = []
-        for one in sandboxes:
-            found = await terminal.find_sandbox(client, one)
-            deleted.append({"id": found.id, **await found.delete()})
-        _show_all(deleted, json=json)
+        async def delete(sandbox: AsyncSandbox) -> Json:
+            return {"id": sandbox.id, **await sandbox.delete()}
+
+        await terminal.do_to_each(client, sandboxes, delete, json=json)
 
     terminal.run(work)
 
@@ -357,11 +362,3 @@ def _show(info: Json, *, json: bool) -> None:
         terminal.show_json(info)
     else:
         typer.echo(info["id"])
-
-
-def _show_all(infos: list[Json], *, json: bool) -> None:
-    if json:
-        terminal.show_json(infos)
-    else:
-        for info in infos:
-            typer.echo(info["id"])

@@ -91,7 +91,7 @@ def stop(
 
 @app.command()
 def logs(
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the newest lines.")] = 100,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the newest lines.")] = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
 ) -> None:
     """Print the log of the local service.

@@ -6,6 +6,7 @@ import typer
 
 from withruntime import _calls
 from withruntime._async.client import AsyncRuntime
+from withruntime._async.sandbox import AsyncSandbox
 from withruntime._values import Json
 from withruntime.cli import terminal
 from withruntime.cli.spending import MaxTotalCost, micros
@@ -18,7 +19,7 @@ snapshots = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Sandboxes = Annotated[list[str], typer.Argument(metavar="SANDBOX...")]
+Sandboxes = Annotated[list[str], typer.Argument(metavar="SANDBOX", help="Ids or names.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="KEY=VALUE to find it by; repeatable.")]
 STEPS = ("policyBound", "scheduled", "restored", "booted", "ready")
 
@@ -30,7 +31,10 @@ def pause(sandboxes: Sandboxes, json: JsonFlag = False) -> None:
     """
 
     async def work(client: AsyncRuntime) -> None:
-        _show_all([(await (await terminal.find_sandbox(client, one)).pause()).info for one in sandboxes], json=json)
+        async def stop(sandbox: AsyncSandbox) -> Json:
+            return (await sandbox.pause()).info
+
+        await terminal.do_to_each(client, sandboxes, stop, json=json)
 
     terminal.run(work)
 
@@ -46,12 +50,12 @@ def wake(
     """
 
     async def work(client: AsyncRuntime) -> None:
-        woken: list[Json] = []
-        for one in sandboxes:
-            found = await terminal.find_sandbox(client, one)
-            woken.append((await found.wake(timeout_seconds=lease, on_capacity_wait=terminal.no_room)).info)
-            terminal.note(until(woken[-1]))
-        _show_all(woken, json=json)
+        async def rouse(sandbox: AsyncSandbox) -> Json:
+            info = (await sandbox.wake(timeout_seconds=lease, on_capacity_wait=terminal.no_room)).info
+            terminal.note(until(info))
+            return info
+
+        await terminal.do_to_each(client, sandboxes, rouse, json=json)
 
     terminal.run(work)
 
@@ -63,13 +67,13 @@ def restart(sandboxes: Sandboxes, json: JsonFlag = False) -> None:
     """
 
     async def work(client: AsyncRuntime) -> None:
-        started: list[Json] = []
+        async def boot(sandbox: AsyncSandbox) -> Json:
+            info = (await sandbox.restart(on_capacity_wait=terminal.no_room)).info
+            terminal.note(until(info))
+            return info
+
         async with terminal.patience("booting from the disk: about 20 s without KVM"):
-            for one in sandboxes:
-                found = await terminal.find_sandbox(client, one)
-                started.append((await found.restart(on_capacity_wait=terminal.no_room)).info)
-                terminal.note(until(started[-1]))
-        _show_all(started, json=json)
+            await terminal.do_to_each(client, sandboxes, boot, json=json)
 
     terminal.run(work)
 
@@ -147,7 +151,9 @@ def update(
     name: Annotated[str | None, typer.Option(help="A new name.")] = None,
     lease: Annotated[int | None, typer.Option(help="Seconds until the new lease ends.")] = None,
     at_end: Annotated[str | None, typer.Option(help="What its lease's end does: pause, stop or delete.")] = None,
-    idle_pause: Annotated[int | None, typer.Option(help="Seconds without use until it is paused; 0 never.")] = None,
+    idle_pause: Annotated[
+        int | None, typer.Option(help="Seconds without use until it is paused, from 60; 0 never.")
+    ] = None,
     auto_wake: Annotated[
         bool | None, typer.Option("--auto-wake/--no-auto-wake", help="Whether the next command wakes it.")
     ] = None,
@@ -226,7 +232,7 @@ def get_snapshot(snapshot: SnapshotRef, json: JsonFlag = False) -> None:
 
 @snapshots.command("rm")
 def remove_snapshots(
-    snapshots: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...", help="Ids, or names of ready ones.")],
+    snapshots: Annotated[list[str], typer.Argument(metavar="SNAPSHOT", help="Ids, or names of ready ones.")],
     json: JsonFlag = False,
 ) -> None:
     """Delete snapshots; what began from them goes on.

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -38,8 +39,22 @@ _FLAGS = {
     "cpuFloorMillis": "--cpu-floor",
     "maxCostMicros": "--max-cost",
     "maxTotalCostMicros": "--max-total-cost",
+    "retentionDays": "--days",
+    "days": "--days",
+    "image": "--image",
+    "env": "--env",
+    "labels": "--label",
+    "label": "--label",
+    "state": "--state",
+    "hosts": "--host",
+    "range": "--requests",
+    "allow": "--allow",
+    "deny": "--deny",
+    "connect": "--connect",
 }
 """Fields whose option has another name; the lease of an extension is no option, and has no such field."""
+_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""What an id or a name can be: nothing else is sent, where it could mean another route."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SandboxRef = Annotated[str, typer.Argument(metavar="SANDBOX", help="The sandbox's id or name.")]
@@ -127,7 +142,15 @@ def in_flags(error: RuntimeError) -> str:
     if error.code != "invalid_request" or not isinstance(issues, list):
         return error.message
     told = [(str(issue.get("field")), issue.get("message")) for issue in issues if isinstance(issue, dict)]
-    return "; ".join(f"{_FLAGS.get(field, field)}: {message}" for field, message in told) or error.message
+    return "; ".join(f"{_flag(field)}: {message}" for field, message in told) or error.message
+
+
+def _flag(field: str) -> str:
+    """`network.allow.0` is the first --allow, `env.A` the --env for A."""
+    name, _, rest = field.removeprefix("network.").partition(".")
+    if name not in _FLAGS:
+        return field
+    return _FLAGS[name] if not rest or rest.isdigit() else f"{_FLAGS[name]} {rest}"
 
 
 def leave(code: int) -> NoReturn:
@@ -178,6 +201,7 @@ def no_room(error: RuntimeError, wait_s: float) -> None:
 
 async def find_sandbox(client: AsyncRuntime, reference: str) -> AsyncSandbox:
     """A sandbox by id, else the one that holds the name: it runs, or may run again. Else the last that had it."""
+    _check_reference(reference)
     try:
         return await client.sandboxes.get(reference)
     except NotFoundError:
@@ -190,6 +214,7 @@ async def find_sandbox(client: AsyncRuntime, reference: str) -> AsyncSandbox:
 
 async def find_snapshot(client: AsyncRuntime, reference: str) -> Json:
     """A snapshot by id, else the one that is ready and has the name. No two may: nobody could say which is meant."""
+    _check_reference(reference)
     try:
         return await client.snapshots.get(reference)
     except NotFoundError:
@@ -215,6 +240,25 @@ async def find_snapshot(client: AsyncRuntime, reference: str) -> Json:
             code="snapshot_not_found",
             hint="`runtime snapshot ls` shows those that there are",
         ) from None
+
+
+def _check_reference(reference: str) -> None:
+    if _REFERENCE.fullmatch(reference) is None:
+        raise ValueError(f"{reference!r} is no id and no name")
+
+
+async def do_to_each(
+    client: AsyncRuntime, references: Sequence[str], act: Callable[[AsyncSandbox], Awaitable[Json]], *, json: bool
+) -> None:
+    """Do one thing to several sandboxes. All are found before the first is touched; each is told when it is done."""
+    found = [await find_sandbox(client, one) for one in references]
+    done: list[Json] = []
+    for sandbox in found:
+        done.append(await act(sandbox))
+        if not json:
+            typer.echo(sandbox.id)
+    if json:
+        show_json(done)
 
 
 def key_values(given: Sequence[str] | None, *, what: str) -> dict[str, str]:

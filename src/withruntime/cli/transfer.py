@@ -21,8 +21,8 @@ def register(app: typer.Typer) -> None:
 
 
 def cp(
-    source: Annotated[str, typer.Argument(help="A local path, or SANDBOX:/path.")],
-    target: Annotated[str, typer.Argument(help="A local path, or SANDBOX:/path.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A local path, or SANDBOX:/path.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A local path, or SANDBOX:/path.")],
 ) -> None:
     """Copy a file or a folder into or out of a sandbox.
 
@@ -56,7 +56,7 @@ def cp(
 
 def cat(
     sandbox: SandboxRef,
-    path: Annotated[str, typer.Argument(help="A file of the sandbox.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A file of the sandbox.")],
 ) -> None:
     """Print a file of a sandbox, byte by byte as it is.
 
@@ -75,7 +75,7 @@ def cat(
 
 def files(
     sandbox: SandboxRef,
-    path: Annotated[str, typer.Argument(help="A folder of the sandbox.")] = "/workspace",
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder of the sandbox.")] = "/workspace",
     depth: Annotated[int, typer.Option(help="How many levels to go down.")] = 1,
     hidden: Annotated[bool, typer.Option("--all", "-a", help="Also names that begin with a dot.")] = False,
     json: JsonFlag = False,

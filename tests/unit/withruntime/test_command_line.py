@@ -383,7 +383,7 @@ def test_a_refused_field_is_told_by_the_option_that_was_typed(service: ScriptedS
     service.on("POST", "/v1/sandboxes", refusal(400, "invalid_request", details={"issues": issues}))
     done = runtime("sandbox", "create", "--lease", "5")
 
-    assert (done.returncode, done.stderr) == (1, b"runtime: error: --lease: must be at least 60; env.A: is wrong\n")
+    assert (done.returncode, done.stderr) == (1, b"runtime: error: --lease: must be at least 60; --env A: is wrong\n")
 
 
 def test_a_copy_to_a_folder_that_is_not_there_names_the_folder_and_no_file_of_ours(
