@@ -14,14 +14,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from runtimed import settings as settings_module
-from runtimed.admin_app import admin_app
+from runtimed.admin_app import HELP, admin_app
 from runtimed.core.errors import RuntimedError
 from runtimed.core.wording import program
 from runtimed.settings import CommandError, Settings, SettingsError
 
-image_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Build, list and remove images.")
+image_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, context_settings=HELP, help="Build, list and remove images."
+)
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, add_completion=False, help="The service of Runtime, for its operator."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=HELP,
+    add_completion=False,
+    help="The service of Runtime, for its operator.",
 )
 
 app.add_typer(image_app, name="image")

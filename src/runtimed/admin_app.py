@@ -18,17 +18,29 @@ from runtimed.core.money import format_usd
 from runtimed.core.wording import program
 from runtimed.settings import CommandError, Settings, SettingsError
 
-admin_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What only the operator may do.")
+HELP = {"help_option_names": ["-h", "--help"]}
+admin_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, context_settings=HELP, help="What only the operator may do."
+)
 key_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="API keys: made, limited and revoked here and nowhere else."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=HELP,
+    help="API keys: made, limited and revoked here and nowhere else.",
 )
 account_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Accounts: how they pay, and how much they may run at once."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=HELP,
+    help="Accounts: how they pay, and how much they may run at once.",
 )
 credit_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Credit of accounts that pay before they use."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=HELP,
+    help="Credit of accounts that pay before they use.",
 )
-price_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The price book.")
+price_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=HELP, help="The price book.")
 for _app, _name in ((account_app, "account"), (key_app, "key"), (credit_app, "credit"), (price_app, "price")):
     admin_app.add_typer(_app, name=_name)
 

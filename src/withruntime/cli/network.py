@@ -119,7 +119,7 @@ def egress(
 
 
 async def tell_refusals(sandbox: AsyncSandbox, process_id: str) -> None:
-    """Say on stderr which connections were refused since this command began, and by which rule."""
+    """Say on stderr which connections were refused since this command began, by which rule, and which failed."""
     refused, after = dict[str, None](), 0
     try:
         began = (
@@ -128,8 +128,13 @@ async def tell_refusals(sandbox: AsyncSandbox, process_id: str) -> None:
         while (page := await sandbox.network.records(after=after, limit=1000))["data"]:
             after = page["nextAfter"]
             for record in page["data"]:
-                if not record["allowed"] and datetime.fromisoformat(record["at"]) >= began:
-                    refused[f"{record['host']}:{record['port']} was refused: {record['rule']}"] = None
+                if datetime.fromisoformat(record["at"]) < began:
+                    continue
+                where = f"{record['host']}:{record['port']}"
+                if not record["allowed"]:
+                    refused[f"{where} was refused: {record['rule']}"] = None
+                elif record["what"] == "connection" and record.get("failure"):
+                    refused[f"{where} was allowed and failed: {record['failure']}"] = None
     except RuntimeError:
         return  # the command's own exit code is what counts
     for text in list(refused)[:REFUSALS_SHOWN]:

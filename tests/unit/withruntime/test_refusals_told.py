@@ -18,7 +18,7 @@ from withruntime.cli.network import tell_refusals
 
 def refusal(second: int, host: str) -> dict[str, Any]:
     at = f"2026-11-29T12:00:{second:02d}.000Z"
-    return {"at": at, "host": host, "port": 443, "allowed": False, "rule": "not in allow"}
+    return {"at": at, "what": "connection", "host": host, "port": 443, "allowed": False, "rule": "not in allow"}
 
 
 class Records:
@@ -39,13 +39,18 @@ async def test_only_what_was_refused_since_the_command_began_is_told(capsys: pyt
         assert process_id == "p-1"
         return SimpleNamespace(info={"startedAt": "2026-11-29T12:00:30.000Z"})
 
-    network = Records([refusal(10, "old.test")], [refusal(31, "new.test"), refusal(32, "new.test")])
+    failed = {"what": "connection", "allowed": True, "failure": "there is no host gone.test"}
+    network = Records(
+        [refusal(10, "old.test"), {**refusal(11, "before.test"), **failed}],
+        [refusal(31, "new.test"), refusal(32, "new.test"), {**refusal(33, "gone.test"), **failed}],
+    )
 
     await tell_refusals(cast(AsyncSandbox, SimpleNamespace(process=process, network=network)), "p-1")
 
     said = capsys.readouterr().err
     assert said.count("new.test:443 was refused: not in allow") == 1
-    assert "old.test" not in said
+    assert said.count("gone.test:443 was allowed and failed: there is no host gone.test") == 1
+    assert "old.test" not in said and "before.test" not in said
 
 
 def test_an_allowed_connection_that_failed_is_shown_with_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,3 +80,4 @@ def test_the_service_s_own_program_says_what_is_wrong_in_the_same_plain_way(comm
 
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("Error: ")
+    assert runtime(command, "-h").returncode == 0
