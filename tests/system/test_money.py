@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from runtimed.node.guard import GUARD_LOCK, is_held
+from runtimed.core.file_lock import is_held
+from runtimed.node.guard import GUARD_LOCK
 from withruntime import Runtime, Sandbox
 from withruntime import RuntimeError as ServiceError
 
