@@ -85,9 +85,9 @@ def prefer_wait_s(request: Request) -> float:
     return 0.0
 
 
-def not_built(what: str, fields: list[str] | None = None) -> Unavailable:
+def not_built(what: str, fields: list[str] | None = None, *, hint: str | None = None) -> Unavailable:
     return Unavailable(
         f"{what}: not available in this version",
-        hint="leave it out; docs/operations.md says what there is",
+        hint=hint or "leave it out; the table in README.md says what works",
         details={"fields": fields} if fields else None,
     )

@@ -25,13 +25,30 @@ _PRODUCTS = (
     *("support", "apps", "functions", "containers", "repositories", "builds", "ci", "agents", "account"),
 )
 
+_NEAREST = {
+    "interpreter": ("the code interpreter", "run the code as a command: exec(['python3', '-c', code])"),
+    "previews": ("sharing a port", "visit it inside the sandbox, with a command such as curl"),
+    "tunnel": ("forwarding a port", "visit it inside the sandbox, with a command such as curl"),
+    "terminal": ("terminals over WebSocket", "spawn a process with a pty: write to it and follow its output"),
+    "files": ("links to files and watches", "read, write and list files by the API"),
+    "resize": ("changing the size", "take a snapshot of mode disk, and create from it with another size"),
+    "switch-image": ("changing the image", "create a sandbox of the other image, and move the files by files/archive"),
+    "sessions": ("session tokens", "use an API key; `runtime admin key create` makes one with a limit"),
+}
+"""What each is in words, and what does nearly the same today: whoever asks is often a model, or an adapter for one."""
+
 router = APIRouter(prefix="/v1", include_in_schema=False)
 
 
 async def refuse(request: Request) -> Response:
     """Always raises Unavailable."""
-    path = request.url.path.removeprefix("/v1/")
-    raise not_built(f"{request.method} {path.split('/')[0] if not path.startswith('sandboxes/') else path}")
+    first, _, rest = request.url.path.removeprefix("/v1/").partition("/")
+    if first != "sandboxes":
+        raise not_built(f"{request.method} {first}")
+    of_sandbox = rest.partition("/")[0].partition(":")[2]
+    asked = of_sandbox or rest.partition("/")[2]
+    words, hint = _NEAREST.get(asked.partition("/")[0].partition(":")[0], (None, None))
+    raise not_built(f"{words} ({asked})" if words else f"{request.method} {asked}", hint=hint)
 
 
 for _verb in _VERBS:

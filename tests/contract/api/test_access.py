@@ -97,6 +97,27 @@ async def test_every_refusal_has_the_same_shape(api: Api, method: str, path: str
     assert int(reply.headers["content-length"]) == len(reply.content)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "words", "nearest"),
+    [
+        ("POST", "/interpreter:run", "the code interpreter (interpreter:run)", "exec(['python3', '-c', code])"),
+        ("GET", "/interpreter/contexts", "the code interpreter (interpreter/contexts)", "exec("),
+        ("POST", "/previews", "sharing a port (previews)", "curl"),
+        ("GET", "/terminal", "terminals over WebSocket (terminal)", "pty"),
+        ("POST", ":resize", "changing the size (resize)", "snapshot"),
+        ("POST", "/desktop:start", "POST desktop:start", "README.md"),
+    ],
+)
+async def test_what_a_sandbox_does_not_have_is_named_with_what_does_nearly_the_same(
+    api: Api, method: str, path: str, words: str, nearest: str
+) -> None:
+    error = (await api.http.request(method, f"/v1/sandboxes/x{path}")).json()["error"]
+
+    assert (error["code"], error["retryable"]) == ("unavailable", False)
+    assert error["message"] == f"{words}: not available in this version"
+    assert nearest in error["hint"]
+
+
 async def test_a_body_that_is_too_large_is_413(api: Api) -> None:
     made = await api.create()
 

@@ -19,7 +19,7 @@ CLIENT = "withruntime==0.35.0"
 
 STORY = """
 import importlib.metadata, json
-from withruntime import Runtime, Sandbox, NotFoundError, InvalidRequestError
+from withruntime import Runtime, Sandbox, NotFoundError, InvalidRequestError, ServiceUnavailableError
 
 told = {"version": importlib.metadata.version("withruntime")}
 with Sandbox.create(labels={"who": "oracle"}, env={"GREETING": "hello there"}) as sbx:
@@ -52,6 +52,10 @@ with Sandbox.create(labels={"who": "oracle"}, env={"GREETING": "hello there"}) a
         Sandbox.create(vcpu=99)
     except InvalidRequestError as error:
         told["invalid"] = error.details["issues"][0]["field"]
+    try:
+        sbx.interpreter.run("6*7")
+    except ServiceUnavailableError as error:
+        told["not built"] = str(error).splitlines()[:2]
     sandbox_id = sbx.id
 try:
     Runtime().sandboxes.get(sandbox_id)
@@ -106,5 +110,9 @@ def test_the_published_client_does_its_whole_day_here(start: Callable[..., Runni
         "listed": True,
         "found": True,
         "invalid": "vcpu",
+        "not built": [
+            "[unavailable 501] the code interpreter (interpreter:run): not available in this version",
+            "Hint: run the code as a command: exec(['python3', '-c', code])",
+        ],
         "deleted": "not_found",
     }
