@@ -111,6 +111,10 @@ ATTEMPTS = [
     Attempt(
         "two Hosts", proxied(r"GET http://allowed.test/ HTTP/1.1\r\nHost: allowed.test\r\nHost: other.test\r\n\r\n")
     ),
+    Attempt(
+        "a method that nobody knows", t("send", "allowed.test", "80", r"FOO / HTTP/1.1\r\nHost: other.test\r\n\r\n")
+    ),
+    Attempt("an empty line first", t("send", "allowed.test", "80", r"\r\n" + GET_OTHER)),
     Attempt("Host of another host, without a proxy", direct("-H 'Host: other.test' http://allowed.test/")),
     Attempt(
         "a second request on an allowed connection",

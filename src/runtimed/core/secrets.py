@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -189,6 +190,7 @@ def canonical_path(path: str) -> str | None:
     except UnicodeDecodeError:
         return None
     segments = text.split("/")[1:]
-    if any(segment in (".", "..") for segment in segments) or "" in segments[:-1]:
-        return None
-    return text
+    if any(segment and not segment.strip(". ") for segment in segments) or "" in segments[:-1]:
+        return None  # Some servers take blanks and dots at the end of a name away.
+    plain = unicodedata.normalize("NFKC", text)
+    return text if all(plain.count(sign) == text.count(sign) for sign in "./\\;%?#*") else None

@@ -73,6 +73,10 @@ class GuardedAnswer:
         """Bytes after the protocol was switched. Raises SecretFound."""
         return self._guard.passes(data)
 
+    def raw_ends(self) -> bytes:
+        """What is left of them at the end."""
+        return self._guard.ends()
+
     def _frame(self, data: bytes) -> bytes:
         if not self._chunks or not data:
             return data

@@ -301,13 +301,13 @@ class Exchanges:
         """The connection is a tunnel now. A WebSocket's frames from the server are not masked: the guard reads them."""
         if not request.all(b"upgrade"):
             raise BadMessage("it switches protocols unasked")
-        through = answer.raw if isinstance(answer, GuardedAnswer) else None
+        guarded = (answer.raw, answer.raw_ends) if isinstance(answer, GuardedAnswer) else ()
         client = WithFirst(self._requests.rest(), self._client)
         begin = WithFirst(self._responses.rest(), server)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(pump(client, server))
-                group.create_task(pump(begin, self._client, through))
+                group.create_task(pump(begin, self._client, *guarded))
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
 

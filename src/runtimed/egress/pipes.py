@@ -208,10 +208,17 @@ class TlsServerPipe:
                 await self._pipe.write(data)
 
 
-async def pump(source: Pipe, sink: Pipe, through: Callable[[bytes], bytes] | None = None) -> None:
-    """Carry everything from one to the other, then end it. `through` may hold bytes back, or raise."""
+async def pump(
+    source: Pipe,
+    sink: Pipe,
+    through: Callable[[bytes], bytes] | None = None,
+    held: Callable[[], bytes] = lambda: b"",
+) -> None:
+    """Carry everything from one to the other, then end it. `through` may raise, or hold bytes back, told by `held`."""
     while data := await source.read():
         passed = data if through is None else through(data)
         if passed:
             await sink.write(passed)
+    if rest := held():
+        await sink.write(rest)
     await sink.end()

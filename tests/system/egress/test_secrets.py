@@ -123,6 +123,31 @@ def test_the_value_is_put_into_the_url_and_into_basic_credentials(holder: Sandbo
     assert b"key=canary%2F" in got and b"%2Bx%3D" in got
 
 
+PRESIGN = """
+import hashlib, hmac, os
+
+def url(key):
+    scope, date = "20261129/eu-central-1/s3/aws4_request", "20261129T120000Z"
+    query = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKID%2F" + scope.replace("/", "%2F")
+    query += "&X-Amz-Date=" + date + "&X-Amz-Expires=900&X-Amz-SignedHeaders=host"
+    asked = "\\n".join(["GET", "/bucket/x", query, "host:api.test", "", "host", "UNSIGNED-PAYLOAD"])
+    text = "\\n".join(["AWS4-HMAC-SHA256", date, scope, hashlib.sha256(asked.encode()).hexdigest()])
+    made = ("AWS4" + key).encode()
+    for part in (*scope.split("/"), text):
+        made = hmac.new(made, part.encode(), "sha256").digest()
+    return "/bucket/x?" + query + "&X-Amz-Signature=" + made.hex()
+"""
+
+
+def test_a_url_presigned_inside_arrives_as_the_real_key_signs_it(holder: Sandbox, world: TestWorld) -> None:
+    here: dict = {}
+    exec(PRESIGN, here)
+    holder.files.write("/workspace/presign.py", PRESIGN + "print('https://api.test' + url(os.environ['CANARY']))")
+    said = run(holder, 'curl -sS -m 30 "$(python3 /workspace/presign.py)"')
+
+    assert world.last_request("api.test").startswith(f"GET {here['url'](CANARY)} HTTP/1.1".encode()), said
+
+
 def test_se_01_an_echo_is_cut_and_told_and_the_value_does_not_come_back(holder: Sandbox) -> None:
     for where in ("-H \"X-Key: $CANARY\" 'https://api.test/echo'", '"https://api.test/echo?k=$CANARY"'):
         said = run(holder, f"curl -sS -m 30 {where}")

@@ -481,6 +481,23 @@ async def test_a_websocket_passes_and_its_answers_are_guarded(house: House) -> N
     assert house.told("secret")
 
 
+async def test_a_websocket_that_ends_in_the_beginning_of_a_value_loses_nothing(house: House) -> None:
+    async def websocket(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nthe-real-value"
+        )
+        writer.close()
+
+    port = await house.serve(websocket, tls=server_side(house, "api.test"))
+    house.sockets.hosts["api.test"] = "127.0.0.1"
+    house.bind()
+    house.secret(f"api.test:{port}")
+    async with Guest(house, "api.test", port, trust=house.gateway.ca_pem) as guest:
+        upgrade = "GET /ws HTTP/1.1\r\nHost: api.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+        assert (await guest.ask(upgrade, until=b"the-real-value")).endswith(b"\r\n\r\nthe-real-value")
+
+
 async def test_an_answer_is_read_whole_before_the_connection_is_gone(house: House) -> None:
     """A reset that overtakes the end of an answer makes a program lose what it has not read yet."""
     port = await house.serve(Recorder())

@@ -83,7 +83,10 @@ def test_host_and_framing_headers_are_never_touched() -> None:
 RULES = (RequestRule(methods=("GET",), paths=("/repos/acme/*", "/user")),)
 
 
-@pytest.mark.parametrize("path", ["/repos/acme/x", "/repos/acme/a/b?c=../d", "/user", "/%75ser", "/repos/acme/a%20b"])
+@pytest.mark.parametrize(
+    "path",
+    ["/repos/acme/x", "/repos/acme/a/b?c=../d", "/user", "/%75ser", "/repos/acme/a%20b", "/repos/acme/%c3%bc.v1"],
+)
 def test_a_rule_lets_its_requests_carry_the_value(path: str) -> None:
     assert apply(request(path, Authorization=MARK), [secret(rules=RULES)]).used
 
@@ -99,6 +102,12 @@ def test_a_rule_lets_its_requests_carry_the_value(path: str) -> None:
             "/repos/acme/x;y",
             "/repos/acme/x\\y",
             "/repos/acme/x#/../y",
+            "/repos/acme/..%20/other",
+            "/repos/acme/%20../other",
+            "/repos/acme/.../other",
+            "/repos/acme/%ef%bc%8e%ef%bc%8e/other",
+            "/repos/acme/x%ef%bc%8f..",
+            "/repos/acme/%e2%80%a5/other",
             "/./user",
         ),
         *("/repos/acme/%252e%252e/x", "/repos/acme/%5c", "/repos/acme/%00", "/repos/acme/%zz", "/repos/acme/%e4", "*"),
