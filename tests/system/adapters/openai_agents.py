@@ -124,13 +124,13 @@ async def until(session: SandboxSession, process: int, text: str, printed_before
 
 
 async def processes_of(session: SandboxSession) -> dict[str, object]:
-    begun = await session.pty_exec_start(
+    first = await session.pty_exec_start(
         "echo a; echo b >&2; until [ -e go ]; do sleep 0.1; done; exit 5", yield_time_s=0.5
     )
-    so_far, exit_code = await until(session, begun.process_id, "b\n", begun.output.decode())
+    so_far, exit_code = await until(session, first.process_id, "b\n", first.output.decode())
     assert exit_code is None
     await session.write(Path("go"), io.BytesIO(b""))
-    so_far, exit_code = await until(session, begun.process_id, "never", so_far)
+    so_far, exit_code = await until(session, first.process_id, "never", so_far)
     for tty in (True, False):
         await session.pty_exec_start("exec sleep 4321", tty=tty, yield_time_s=0.3)
     await session.pty_terminate_all()
@@ -138,12 +138,7 @@ async def processes_of(session: SandboxSession) -> dict[str, object]:
     return {"printed": sorted(so_far.split()), "exit code": exit_code, "left": left}
 
 
-async def day_of_a_session(client: RuntimeCloudSandboxClient, told: dict[str, object]) -> None:
-    """In a workspace outside the sandbox's home: every file goes there by a copy in it."""
-    manifest = Manifest(root="/app", entries={"a.txt": entries.File(content=b"hello\n")})
-    options = RuntimeCloudSandboxClientOptions(env={"FOO": "bar"}, timeout_seconds=600, exposed_ports=(8000,))
-    session = await client.create(manifest=manifest, options=options)
-    await session.start()
+async def day_of_a_session(session: SandboxSession, told: dict[str, object]) -> None:
     told["commands"] = {
         "failed": await printed(session, "echo out; echo $FOO; pwd; echo err >&2; exit 3"),
         "late": name_of(await raised(session.exec("sleep 60", timeout=1))),
@@ -162,16 +157,20 @@ async def day_of_a_session(client: RuntimeCloudSandboxClient, told: dict[str, ob
     told["processes"] = await processes_of(session)
     refused = await raised(session.resolve_exposed_port(8000))
     told["port"] = [name_of(refused), refused.context["code"], refused.__cause__.status]
-    await client.delete(session)
 
 
-async def resumed(
-    client: RuntimeCloudSandboxClient, folder: Path, options: RuntimeCloudSandboxClientOptions
-) -> tuple[str, str, bool]:
-    """The state of a session's sandbox after its end, the file that was kept, and whether it is the same sandbox."""
-    spec = LocalSnapshotSpec(base_path=folder)
-    session = await client.create(snapshot=spec, manifest=Manifest(root="/workspace/p"), options=options)
+async def begun(client: RuntimeCloudSandboxClient, manifest: Manifest, **options: object) -> SandboxSession:
+    session = await client.create(
+        snapshot=LocalSnapshotSpec(base_path=Path.cwd()),
+        manifest=manifest,
+        options=RuntimeCloudSandboxClientOptions(timeout_seconds=600, **options),
+    )
     await session.start()
+    return session
+
+
+async def resumed(client: RuntimeCloudSandboxClient, session: SandboxSession) -> tuple[str, str, bool]:
+    """The state of a session's sandbox after its end, the file that was kept, and whether it is the same sandbox."""
     await session.exec("echo kept > f")
     await session.stop()
     state = client.serialize_session_state(session.state)
@@ -188,13 +187,17 @@ async def resumed(
 
 async def main() -> None:
     told: dict[str, object] = {"client": importlib.metadata.version("withruntime")}
-    client, folder = RuntimeCloudSandboxClient(), Path.cwd()
+    client = RuntimeCloudSandboxClient()
     told["agent"] = await run_of_an_agent(client)
-    await day_of_a_session(client, told)
-    told["as an archive"] = await resumed(client, folder, RuntimeCloudSandboxClientOptions())
-    options = RuntimeCloudSandboxClientOptions(workspace_persistence="snapshot", snapshot_retention_days=1)
-    told["as a snapshot"] = await resumed(client, folder, options)
-    told["paused"] = await resumed(client, folder, RuntimeCloudSandboxClientOptions(pause_on_exit=True))
+    # Outside the sandbox's home every file goes by a copy in it.
+    outside = Manifest(root="/app", entries={"a.txt": entries.File(content=b"hello\n")})
+    session = await begun(client, outside, env={"FOO": "bar"}, exposed_ports=(8000,))
+    await day_of_a_session(session, told)
+    told["as an archive"] = await resumed(client, session)
+    inside = Manifest(root="/workspace/p")
+    session = await begun(client, inside, workspace_persistence="snapshot", snapshot_retention_days=1)
+    told["as a snapshot"] = await resumed(client, session)
+    told["paused"] = await resumed(client, await begun(client, inside, pause_on_exit=True))
     await client.aclose()
     print(json.dumps(told))
 
