@@ -189,7 +189,11 @@ class Exchanges:
         self._told(route, judged, allowed=True, secrets=used)
         server = await self._connected(route)
         answer = GuardedAnswer(guard, head) if guard is not None else PlainAnswer()
-        return await self._exchange(server, _Outgoing(head, body), answer)
+        try:
+            return await self._exchange(server, _Outgoing(head, body), answer)
+        except Unreachable as failure:
+            self._told(route, judged, allowed=True, failure=str(failure))
+            raise
 
     async def _connected(self, route: Route) -> UpstreamPipe:
         # Bytes that came unasked would be taken for the next answer.
@@ -311,11 +315,25 @@ class Exchanges:
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
 
-    def _told(self, route: Route, judged: Judged, *, allowed: bool, secrets: Sequence[OpenSecret] = ()) -> None:
-        names = tuple(secret.plan.name for secret in secrets)
-        rule = judged.verdict.rule
+    def _told(
+        self,
+        route: Route,
+        judged: Judged,
+        *,
+        allowed: bool,
+        secrets: Sequence[OpenSecret] = (),
+        failure: str | None = None,
+    ) -> None:
         self._around.record(
-            Happened(what="request", host=str(route.host), port=route.port, allowed=allowed, rule=rule, secrets=names)
+            Happened(
+                what="request",
+                host=str(route.host),
+                port=route.port,
+                allowed=allowed,
+                rule=judged.verdict.rule,
+                secrets=tuple(secret.plan.name for secret in secrets),
+                failure=failure,
+            )
         )
 
     def _unreadable(self, route: Route | None, wrong: Exception) -> None:

@@ -133,7 +133,7 @@ async def tell_refusals(sandbox: AsyncSandbox, process_id: str) -> None:
                 where = f"{record['host']}:{record['port']}"
                 if not record["allowed"]:
                     refused[f"{where} was refused: {record['rule']}"] = None
-                elif record["what"] == "connection" and record.get("failure"):
+                elif record["what"] != "dns" and record.get("failure"):
                     refused[f"{where} was allowed and failed: {record['failure']}"] = None
     except RuntimeError:
         return  # the command's own exit code is what counts

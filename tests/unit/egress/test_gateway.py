@@ -419,6 +419,8 @@ async def test_a_silent_server_is_a_504_within_its_bound(house: House) -> None:
         answer = await guest.ask("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n", until=b"\n\n")
 
     assert b"504" in answer and b"did not answer in 0.5 s" in answer
+    (failed,) = [it for it in house.told("request") if it.failure]
+    assert (failed.host, failed.allowed) == ("api.test", True) and "did not answer in 0.5 s" in failed.failure
 
 
 async def test_se_13_a_host_without_a_secret_is_passed_through_untouched(house: House) -> None:
