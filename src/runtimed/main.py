@@ -162,6 +162,8 @@ def serve(settings: Settings) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
+    # Its line for a WebSocket holds the whole query, and so a terminal's command; we log the request ourselves.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     folder = StateFolder(settings.state_dir)
     try:
         folder.make()
@@ -272,7 +274,7 @@ async def _answer(service: Service, listener: socket.socket, folder: StateFolder
         uvicorn.Config(
             service.app,
             lifespan="off",
-            ws="none",
+            ws="websockets-sansio",
             log_config=None,
             access_log=False,
             proxy_headers=False,

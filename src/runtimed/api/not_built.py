@@ -5,8 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from runtimed.api.answering import not_built
+from runtimed.api.envelope import error_body
 
 _METHODS = ["GET", "POST", "PUT", "DELETE"]
 _VERBS = ("resize", "switch-image")
@@ -18,6 +20,7 @@ _INSIDE_VERBS = (
     *("interpreter:run", "files:link", "files:revoke-links", "desktop:start", "desktop:stop", "desktop:act"),
     *("browser:start", "browser:stop", "mounts:unmount"),
 )
+_WEBSOCKETS = ("terminal", "tunnel")
 _PRODUCTS = (
     *("images", "volumes", "volume-backups", "events", "webhooks", "webhook-deliveries", "otel-exports"),
     *("usage", "switching", "audit", "notices", "mcp", "egress-secrets", "secrets", "jobs", "job-runs", "job-imports"),
@@ -51,6 +54,18 @@ async def refuse(request: Request) -> Response:
     raise not_built(f"{words} ({asked})" if words else f"{request.method} {asked}", hint=hint)
 
 
+async def refuse_by_frame(socket: WebSocket) -> None:
+    """Takes the connection and says no in it: clients show the status line of a refused upgrade, and never its body."""
+    asked = socket.url.path.rpartition("/")[2]
+    words, hint = _NEAREST[asked]
+    refused = error_body(not_built(f"{words} ({asked})", hint=hint), request_id=socket.scope.get("request_id"))
+    await socket.accept()
+    await socket.send_json({"type": "error", "error": refused})
+    await socket.close()
+
+
+for _name in _WEBSOCKETS:
+    router.add_api_websocket_route(f"/sandboxes/{{sandbox_id}}/{_name}", refuse_by_frame)
 for _verb in _VERBS:
     router.add_api_route(f"/sandboxes/{{sandbox_id}}:{_verb}", refuse, methods=["POST"])
 for _verb in _INSIDE_VERBS:

@@ -33,11 +33,15 @@ class Outermost:
         self._closing = closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         request_id = scope["request_id"] = new_id()
         scope["path"] = routed_path(scope)
+        if scope["type"] == "websocket":
+            _log.info("WebSocket request=%s", request_id)
+            await self._app(scope, receive, send)
+            return
         began_s = self._clock.monotonic_s()
         status = 0
 

@@ -103,7 +103,12 @@ async def port(api: Api) -> AsyncIterator[int]:
     """The same service on a real socket, for what only a real connection shows."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
-            api.service.app, lifespan="off", log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=1
+            api.service.app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            ws="websockets-sansio",
+            timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]

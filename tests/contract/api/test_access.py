@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from .conftest import Api
 
@@ -116,6 +120,30 @@ async def test_what_a_sandbox_does_not_have_is_named_with_what_does_nearly_the_s
     assert (error["code"], error["retryable"]) == ("unavailable", False)
     assert error["message"] == f"{words}: not available in this version"
     assert nearest in error["hint"]
+
+
+@pytest.mark.parametrize("name", ["terminal", "tunnel"])
+async def test_a_socket_that_is_not_built_says_so_in_its_first_frame(api: Api, port: int, name: str) -> None:
+    _, headers = await api.new_key()
+
+    async with connect(f"ws://127.0.0.1:{port}/v1/sandboxes/x/{name}", additional_headers=headers) as socket:
+        first = json.loads(await socket.recv())
+        await socket.wait_closed()
+
+    assert (first["type"], first["error"]["code"], first["error"]["status"]) == ("error", "unavailable", 501)
+    assert name in first["error"]["message"] and first["error"]["hint"] and first["error"]["requestId"]
+
+
+async def test_a_socket_without_a_good_key_and_one_of_no_route_are_not_opened(api: Api, port: int) -> None:
+    _, reader = await api.new_key(kind="read_only")
+    _, full = await api.new_key()
+    statuses = []
+    for path, headers in (("terminal", {}), ("terminal", reader), ("exec", full), ("terminal%2Fx", full)):
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"ws://127.0.0.1:{port}/v1/sandboxes/x/{path}", additional_headers=headers)
+        statuses.append(refused.value.response.status_code)
+
+    assert statuses == [401, 403, 403, 403]
 
 
 async def test_a_body_that_is_too_large_is_413(api: Api) -> None:

@@ -19,7 +19,8 @@ CLIENT = "withruntime==0.35.0"
 
 STORY = """
 import importlib.metadata, json
-from withruntime import Runtime, Sandbox, NotFoundError, InvalidRequestError, ServiceUnavailableError
+from withruntime import Runtime, Sandbox, RuntimeError
+from withruntime import InvalidRequestError, NotFoundError, ServiceUnavailableError
 
 told = {"version": importlib.metadata.version("withruntime")}
 with Sandbox.create(labels={"who": "oracle"}, env={"GREETING": "hello there"}) as sbx:
@@ -56,6 +57,12 @@ with Sandbox.create(labels={"who": "oracle"}, env={"GREETING": "hello there"}) a
         sbx.interpreter.run("6*7")
     except ServiceUnavailableError as error:
         told["not built"] = str(error).splitlines()[:2]
+    told["no sockets"] = []
+    for opened in (lambda: sbx.terminal(command="hush-hush"), lambda: sbx.forward_port(8000)):
+        try:
+            opened()
+        except RuntimeError as error:
+            told["no sockets"].append([error.code, error.message])
     sandbox_id = sbx.id
 try:
     Runtime().sandboxes.get(sandbox_id)
@@ -114,5 +121,10 @@ def test_the_published_client_does_its_whole_day_here(start: Callable[..., Runni
             "[unavailable 501] the code interpreter (interpreter:run): not available in this version",
             "Hint: run the code as a command: exec(['python3', '-c', code])",
         ],
+        "no sockets": [
+            ["terminal_refused", "terminals over WebSocket (terminal): not available in this version"],
+            ["unavailable", "forwarding a port (tunnel): not available in this version"],
+        ],
         "deleted": "not_found",
     }
+    assert "hush" not in service.log.read_text()
