@@ -16,7 +16,7 @@ import pytest
 
 from withruntime import Runtime, Sandbox
 
-from .world import RANGES, TestWorld, why_not
+from .world import RANGES, TestWorld, named, why_not
 from .world_server import RESOLVER
 
 START_S = 600
@@ -40,8 +40,8 @@ class EgressService:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestWorld]:
     if (why := why_not()) is not None:
         pytest.skip(why)
-    number = os.getpid()
-    made = TestWorld(folder=tmp_path_factory.mktemp("world"), name=f"rt-world-{number}", link=f"rtw{number}"[:15])
+    name, link = named(os.getpid())
+    made = TestWorld(folder=tmp_path_factory.mktemp("world"), name=name, link=link)
     try:
         made.start()
         yield made

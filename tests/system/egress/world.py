@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -115,13 +117,37 @@ def until(what: str, probe, within_s: float) -> None:
         time.sleep(0.02)
 
 
+NAME, LINK = "rt-world-", "rtw"
+"""Before the process id of the run that made it."""
+
+
+def named(pid: int) -> tuple[str, str]:
+    """The names of the namespace and of the link that a run makes."""
+    return f"{NAME}{pid}", f"{LINK}{pid}"
+
+
+def remove_left_over() -> None:
+    """End the worlds of runs that were killed: their addresses would be taken."""
+    listed = subprocess.run(("ip", "netns", "list"), capture_output=True, text=True, check=False).stdout
+    for name in (line.split()[0] for line in listed.splitlines() if line.startswith(NAME)):
+        pid = name.removeprefix(NAME)
+        if not pid.isdigit() or Path("/proc", pid).exists():
+            continue
+        servers = subprocess.run(("ip", "netns", "pids", name), capture_output=True, text=True, check=False).stdout
+        for server in servers.split():
+            os.kill(int(server), signal.SIGTERM)
+        subprocess.run(("ip", "link", "del", named(int(pid))[1]), check=False, capture_output=True)
+        subprocess.run(("ip", "netns", "del", name), check=False, capture_output=True)
+
+
 def why_not() -> str | None:
     """The reason for which there can be no world on this machine."""
     if os.getuid() != 0:
         return "network namespaces are made by root only"
-    routes = subprocess.run(("ip", "route"), capture_output=True, text=True, check=False)
-    if routes.returncode:
+    if shutil.which("ip") is None:
         return "there is no ip command on this machine"
+    remove_left_over()
+    routes = subprocess.run(("ip", "route"), capture_output=True, text=True, check=False)
     if "198.51.100." in routes.stdout:
         return "this machine uses the documentation addresses itself"
     made = subprocess.run(("ip", "netns", "add", "rt-probe"), capture_output=True, text=True, check=False)
