@@ -14,13 +14,11 @@ import dns.exception
 import dns.resolver
 
 from runtimed.core.network import Address
-from runtimed.egress.pipes import ServerBroken
+from runtimed.egress.pipes import READ_BYTES, ServerBroken
 
 RESOLVE_WITHIN_S = 8.0
 CONNECT_WITHIN_S = 10.0
 TLS_WITHIN_S = 10.0
-BUFFERED_BYTES = 64 * 1024
-"""Kept of a connection in each direction before its other side waits: a guest may have hundreds and read none."""
 _PROXY_ANSWER_MAX_BYTES = 16 * 1024
 
 
@@ -56,7 +54,7 @@ class UpstreamPipe:
 
     async def read(self) -> bytes:
         try:
-            return await self._reader.read(BUFFERED_BYTES)
+            return await self._reader.read(READ_BYTES)
         except (OSError, ssl.SSLError) as gone:
             raise ServerBroken(f"the server's connection broke: {gone}") from gone
 
@@ -142,12 +140,12 @@ class Sockets:
         told = f"{address} port {port}" if proxy is None else f"the upstream proxy {host}:{at}"
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
-                reader, writer = await asyncio.open_connection(host, at, limit=BUFFERED_BYTES)
+                reader, writer = await asyncio.open_connection(host, at, limit=READ_BYTES)
         except TimeoutError:
             raise Unreachable(f"{told} did not answer in {CONNECT_WITHIN_S:g} s", status=504) from None
         except OSError as failure:
             raise Unreachable(f"{told} cannot be reached: {_reason(failure)}") from failure
-        writer.transport.set_write_buffer_limits(high=BUFFERED_BYTES)
+        writer.transport.set_write_buffer_limits(high=READ_BYTES)
         raw = writer.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if proxy is not None:

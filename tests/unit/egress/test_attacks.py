@@ -15,7 +15,6 @@ from runtimed.core.ids import SandboxId
 from runtimed.core.network import OPEN
 from runtimed.egress import connection, exchanges
 from runtimed.egress.bound import HELD_MAX_BYTES, QUESTIONS_AT_ONCE
-from runtimed.egress.sockets import BUFFERED_BYTES
 from runtimed.wire.streams import StreamReset
 
 from .conftest import ACCOUNT, House, joined, read_all, read_until
@@ -185,31 +184,6 @@ async def test_pieces_of_one_byte_that_nobody_reads_do_not_cost_a_hundred_each(h
     with pytest.raises(StreamReset, match="carries bytes"):
         hostside.put({}, 2)
         raise hostside._failure
-
-
-async def test_answers_that_a_guest_does_not_read_are_held_in_small_buffers(house: House) -> None:
-    async def endless(reader, writer):
-        try:
-            while True:
-                writer.write(b"x" * 65536)
-                await writer.drain()
-        except OSError:
-            pass
-
-    port = await house.serve(endless)
-    house.bind()
-    streams = [house.tcp("127.0.0.1", port) for _ in range(15)]
-    async with asyncio.timeout(20):
-        while sum(len(buffer) > BUFFERED_BYTES for buffer in buffers_of(house)) < len(streams):
-            await asyncio.sleep(0)
-        for _ in range(1000):  # They get no further.
-            await asyncio.sleep(0)
-
-    assert max(len(buffer) for buffer in buffers_of(house)) <= 6 * BUFFERED_BYTES
-
-
-def buffers_of(house: House) -> list[bytes]:
-    return [live._dialled._reader._buffer for live in bound_of(house).live if live._dialled is not None]
 
 
 async def test_bodies_that_wait_to_be_signed_are_bounded_in_all(house: House) -> None:
