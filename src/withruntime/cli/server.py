@@ -61,7 +61,7 @@ def status(json: JsonFlag = False) -> None:
 
 @app.command()
 def stop(
-    end_sandboxes: Annotated[bool, typer.Option("--end-sandboxes", help="End those that run; paused ones stay.")] = False,
+    end_sandboxes: Annotated[bool, typer.Option("--end-sandboxes", help="End what runs; paused ones stay.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Stop the local service; it need not run. Sandboxes go on, and the next service finds them.
