@@ -28,8 +28,8 @@ SETTLED_S = 30.0
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    logging.getLogger("runtimed").setLevel(logging.CRITICAL)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Host:
+    caplog.set_level(logging.CRITICAL, logger="runtimed")
     host = Host(state=tmp_path / "state")
     host.state.mkdir()
     install(host.emulator, monkeypatch)

@@ -27,8 +27,8 @@ from .hurried import hurry
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    logging.getLogger("runtimed").setLevel(logging.CRITICAL)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Host:
+    caplog.set_level(logging.CRITICAL, logger="runtimed")
     host = Host(state=tmp_path / "state")
     (tmp_path / "state").mkdir()
     install(host.emulator, monkeypatch)

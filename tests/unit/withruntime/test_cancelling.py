@@ -24,6 +24,16 @@ async def seen(service: ScriptedServer, method: str, path: str, count: int = 1) 
             await asyncio.sleep(0.01)
 
 
+def begin(command: list[str]) -> subprocess.Popen:
+    """As a terminal would: whoever runs the tests may ignore signals (`nohup`), and a command goes on doing so."""
+
+    def heed() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=dict(os.environ), preexec_fn=heed)
+
+
 class SlowCreate:
     """A create that takes until it is released; a repeat under its key joins it, as the service promises."""
 
@@ -167,7 +177,7 @@ def test_a_signal_to_run_leaves_no_sandbox_and_gives_its_exit_code(service: Scri
     service.on("GET", OUTPUT, Reply(hold=service.closing))
     service.on("POST", SIGNAL, answer({}))
     command = [sys.executable, "-m", "withruntime.cli", "sandbox", "run", "--", "sleep", "60"]
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=dict(os.environ))
+    child = begin(command)
     asyncio.run(seen(service, "GET", OUTPUT))
     child.send_signal(number)
 
@@ -180,7 +190,7 @@ def test_a_signal_to_run_leaves_no_sandbox_and_gives_its_exit_code(service: Scri
 def test_a_signal_to_run_while_it_creates_leaves_no_sandbox(service: ScriptedServer, number: int):
     SlowCreate(service)
     command = [sys.executable, "-m", "withruntime.cli", "sandbox", "run", "--", "true"]
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=dict(os.environ))
+    child = begin(command)
     asyncio.run(seen(service, "POST", "/v1/sandboxes"))
     child.send_signal(number)
 
