@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,7 @@ SETTLED_S = 30.0
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Host:
-    caplog.set_level(logging.CRITICAL, logger="runtimed")
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host(state=tmp_path / "state")
     host.state.mkdir()
     install(host.emulator, monkeypatch)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ from .hurried import hurry
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Host:
-    caplog.set_level(logging.CRITICAL, logger="runtimed")
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host(state=tmp_path / "state")
     (tmp_path / "state").mkdir()
     install(host.emulator, monkeypatch)
