@@ -27,13 +27,16 @@ NAMESPACES = ("egress", "test_no_way_around.py")
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin that reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In several processes: the tests of a file stay in one, so do those of the network, and long ones go first."""
+    """In several processes: the tests of a file stay in one, so do those of the network, and long ones go first.
+
+    The sweeps share nothing, and one file of them would keep one process busy long after the others.
+    """
     here = Path(__file__).parent
     for item in items:
         place = item.path.relative_to(here)
         group = "network" if any(name in place.parts for name in NAMESPACES) and "system" in place.parts else str(place)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: "system" not in item.path.parts)
+        item.add_marker(pytest.mark.xdist_group(item.nodeid if place.parts[0] == "sim" else group))
+    items.sort(key=lambda item: [room not in item.path.parts for room in ("system", "sim")])
 
 
 @pytest.fixture(scope="session")
