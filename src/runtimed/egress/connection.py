@@ -19,9 +19,9 @@ from runtimed.egress import pages, tls
 from runtimed.egress.bound import HELD_MAX_BYTES, Bound
 from runtimed.egress.ca import Authority
 from runtimed.egress.exchanges import Exchanges, Manner, Refused, TooMuch
-from runtimed.egress.http1 import is_request
+from runtimed.egress.http1 import FirstLine, is_request
 from runtimed.egress.names import POOL
-from runtimed.egress.opening import Asked, Decision, FirstLine, Http, Intercept, Opening, Pass, Refuse
+from runtimed.egress.opening import Asked, Decision, Http, Intercept, Opening, Pass, Refuse
 from runtimed.egress.pipes import GuestPipe, Pipe, PipeBroken, TlsServerPipe, WithFirst, pump
 from runtimed.egress.policy import Policy, Ruling
 from runtimed.egress.requests import Route
@@ -251,7 +251,7 @@ class GuestConnection:
         line = FirstLine()
 
         def through(data: bytes) -> bytes:
-            if line.is_request(data):
+            if line.take(data):
                 rule = "an HTTP request that does not begin as one; it cannot be judged"
                 self._refused(route, rule, address)
                 raise PipeBroken(rule)

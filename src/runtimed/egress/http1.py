@@ -16,8 +16,6 @@ HEAD_MAX_BYTES = 64 * 1024
 HEADERS_MAX = 200
 LINE_MAX_BYTES = 1024
 """A chunk's size line, or one trailer."""
-FIRST_LINE_MAX_BYTES = 64 * 1024
-"""More without a line's end begins no request: no server reads a longer request line."""
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"[\x21-\x7e\x80-\xff]+")
@@ -30,10 +28,15 @@ _NOT_IN_TRAILERS = frozenset(
 )
 _TAKEN_FOR_FRAMING = frozenset({b"content_length", b"transfer_encoding"})
 _BLANK = b"\r\n\t "
-_REQUEST_LINE = re.compile(rb"[^\s\0]+[\t\x0b\x0c ].*HTTP/[0-9]", re.IGNORECASE | re.DOTALL)
+_LINE_END = re.compile(rb"[\r\n]")
+_WORD = re.compile(rb"[^\s\0]*")
+_VERSION = re.compile(rb"HTTP/[0-9]", re.IGNORECASE)
 _BARE = re.compile(rb"(?<!\r)\n")
 _METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")
 _DAV = (b"PROPFIND ", b"REPORT ", b"MKCOL ", b"COPY ", b"MOVE ", b"LOCK ", b"UNLOCK ", b"PROPPATCH ", b"SEARCH ")
+_USUAL = (*_METHODS, *_DAV)
+_METHOD_MAX_BYTES = max(len(method) for method in _USUAL)
+_VERSION_BYTES = len(b"HTTP/")
 
 
 class BadMessage(Exception):
@@ -94,21 +97,52 @@ HttpEvent = RequestHead | ResponseHead | Body | End
 
 def could_be_http(data: bytes) -> bool:
     """Whether these first bytes are, or can still become, an HTTP/1 request with a usual method."""
-    return any(data.startswith(m) or m.startswith(data) for m in (*_METHODS, *_DAV))
+    return any(data.startswith(m) or m.startswith(data) for m in _USUAL)
 
 
 def is_request(data: bytes) -> bool | None:
-    """Whether a server would take these first bytes of a connection for an HTTP/1 request; None while it is open.
+    """Whether a server would take these first bytes of a connection for an HTTP/1 request; None while it is open."""
+    return FirstLine().take(data)
 
-    Servers skip empty lines before a request, and many take any word for a method.
+
+class FirstLine:
+    """Judges the first line of a connection as its bytes come, and keeps next to nothing of it, however long it is.
+
+    Servers skip empty lines before a request, many take any word for a method, and some read lines of a MiB.
     """
-    text = data.lstrip(_BLANK)
-    if text.startswith((*_METHODS, *_DAV)):
-        return True
-    line = re.split(rb"[\r\n]", text, maxsplit=1)
-    if len(line) > 1:
-        return _REQUEST_LINE.match(line[0]) is not None
-    return None if len(data) <= FIRST_LINE_MAX_BYTES and b"\0" not in text else False
+
+    def __init__(self) -> None:
+        self._found: bool | None = None
+        self._begins = b""
+        """As much of it as the longest usual method has."""
+        self._in_word, self._says_http = True, False
+        self._tail = b""
+        """The newest bytes behind the word, in which a version may have begun."""
+
+    def take(self, data: bytes) -> bool | None:
+        """Whether it is that of an HTTP/1 request, now that these bytes have come too; None while it is open."""
+        if self._found is None:
+            text, *beyond = _LINE_END.split(data if self._begins else data.lstrip(_BLANK), maxsplit=1)
+            self._found = self._judge(text, ends=bool(beyond))
+        return self._found
+
+    def _judge(self, text: bytes, *, ends: bool) -> bool | None:
+        new = not self._begins
+        self._begins = (self._begins + text)[:_METHOD_MAX_BYTES]
+        if self._begins.startswith(_USUAL):
+            return True
+        if self._in_word:
+            word = _WORD.match(text)
+            assert word is not None
+            text = text[word.end() :]
+            if text and (text.startswith(b"\0") or (new and not word[0])):
+                return False
+            self._in_word = not text
+        if text:
+            seen = self._tail + text
+            self._says_http = self._says_http or _VERSION.search(seen) is not None
+            self._tail = seen[-_VERSION_BYTES:]
+        return self._says_http if ends else None
 
 
 def has_body(head: RequestHead) -> bool:

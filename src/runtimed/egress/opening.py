@@ -25,7 +25,10 @@ Kind = Literal["tls", "http", "other"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Carry the bytes untouched. While it is `open` whether they are HTTP they have to go through a FirstLine."""
+    """Carry the bytes untouched. While it is `open` whether they are HTTP, a `http1.FirstLine` has to look at them.
+
+    They are not held back, since a program whose protocol has no lines would wait for ever; the end of the line is.
+    """
 
     kind: Kind
     open: bool = False
@@ -47,26 +50,6 @@ class Http:
 class Refuse:
     verdict: Ruling
     kind: Kind
-
-
-class FirstLine:
-    """Watches bytes that are passed on before their first line is whole: it may yet be that of an HTTP request.
-
-    They are not held back, since a program whose protocol has no lines would wait for ever; the end of the line is.
-    """
-
-    def __init__(self) -> None:
-        self._seen: bytes | None = b""
-
-    def is_request(self, data: bytes) -> bool:
-        """Whether these bytes, the next ones, must not go on."""
-        if self._seen is None:
-            return False
-        self._seen += data
-        found = http1.is_request(self._seen)
-        if found is not None:
-            self._seen = None
-        return bool(found)
 
 
 Decision = Pass | Intercept | Http | Refuse

@@ -40,7 +40,10 @@ OTHER = SandboxId("6c3f7a52-2b8f-4c7e-9a55-0d6c4a6f2b33")
         [b"\r\n", b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n"],
         [b"F", b"OO / HTTP/1.1\r\nHost: other.test\r\n\r\n"],
         [b"FOO / HTTP/1.1", b"\r\nHost: other.test\r\n\r\n"],
+        [b"\r\n" * 40_000, b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n"],
+        [b"FOO /" + b"x" * 100_000, b" HTTP/1.1\r\nHost: other.test\r\n\r\n"],
     ],
+    ids=lambda pieces: repr(pieces[0][:24]),
 )
 async def test_a_request_that_does_not_begin_as_usual_is_judged_or_does_not_arrive(house: House, pieces) -> None:
     server = Recorder()

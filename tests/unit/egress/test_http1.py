@@ -10,6 +10,7 @@ from runtimed.egress.http1 import (
     BadMessage,
     Body,
     End,
+    FirstLine,
     RequestReader,
     ResponseReader,
     could_be_http,
@@ -183,15 +184,26 @@ def test_what_a_server_would_take_for_a_request_is_one(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"SSH-2.0-x y\r\n", b"get key\r\n", b"*1\r\n$4\r\n", b"\0\0\0\1", b"EHLO a\r\n", b"A" * 70000]
+    "data", [b"SSH-2.0-x y\r\n", b"get key\r\n", b"*1\r\n$4\r\n", b"\0\0\0\1", b"EHLO a\r\n", b"\x0b / HTTP/1.1\n"]
 )
 def test_other_protocols_are_no_requests(data: bytes) -> None:
     assert is_request(data) is False
 
 
-@pytest.mark.parametrize("data", [b"FOO / HTTP/1.1", b"\r\n", b"hello", b"G"])
+@pytest.mark.parametrize("data", [b"FOO / HTTP/1.1", b"\r\n", b"hello", b"G", b"A" * 2_000_000, b"\r\n" * 100_000])
 def test_it_is_open_until_the_first_line_ends(data: bytes) -> None:
     assert is_request(data) is None
+
+
+@given(st.binary(max_size=40) | st.from_regex(rb"[\r\n ]{0,3}[A-Z]{0,12}[ \t]?[a-z/ ]{0,9}(HTTP/1)?[\r\n]?"), st.data())
+def test_the_first_line_is_judged_alike_however_it_is_cut(text: bytes, drawn: st.DataObject) -> None:
+    line, at = FirstLine(), 0
+    while at < len(text):
+        until = drawn.draw(st.integers(at + 1, len(text)))
+        line.take(text[at:until])
+        at = until
+
+    assert line.take(b"") is is_request(text)
 
 
 def test_the_first_bytes_of_a_request_are_recognised() -> None:
