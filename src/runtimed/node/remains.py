@@ -68,8 +68,8 @@ class Remains:
         Raises:
             NoCapacity: the host's disk has no room for that. HostUnavailable: it refused. The disk waits on.
         """
-        if (memory := self._parts.memory) is None:
-            return
+        if (memory := self._parts.memory) is None or self._shelf.kept(sandbox_id).disk is not None:
+            return  # what is on the shelf is the only one; every wake asks, and need not look through all machines
         async with self._turn:
             try:
                 await self._give_back(memory, sandbox_id)
