@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtimed.api.envelope import error_response, internal_error
 from runtimed.api.metrics import Metrics
 from runtimed.core.clock import Clock
-from runtimed.core.errors import HostUnavailable, NoCapacity, TooLarge
+from runtimed.core.errors import HostUnavailable, RuntimedError, TooLarge
 from runtimed.core.ids import new_id
 from runtimed.core.limits import BODY_MAX_BYTES
 
@@ -64,7 +64,7 @@ class Outermost:
         except Exception as failure:  # noqa: BLE001 - the one boundary: whatever went wrong, the client learns the id and no more
             _log.exception("request %s failed", request_id)
             if not status:
-                told = _no_room(failure) or internal_error()
+                told = _refusal(failure) or internal_error()
                 await error_response(told, request_id=request_id)(scope, receive, send_marked)
             # A body that was begun stays without its end, so that the client sees that it is cut.
         finally:
@@ -87,9 +87,9 @@ class Outermost:
         )
 
 
-def _no_room(failure: Exception) -> NoCapacity | None:
-    """A host that is too full to note an answer refuses it, also after its route has begun to answer."""
-    return next((one for one in (failure, failure.__cause__) if isinstance(one, NoCapacity)), None)
+def _refusal(failure: Exception) -> RuntimedError | None:
+    """What was refused behind the routes, where an answer is noted: wrapped when a route had answered."""
+    return next((one for one in (failure, failure.__cause__) if isinstance(one, RuntimedError)), None)
 
 
 def routed_path(scope: Scope) -> str:
