@@ -186,11 +186,11 @@ def receipt(sandbox: SandboxRef, json: JsonFlag = False) -> None:
 
 async def _receipt(client: AsyncRuntime, reference: str) -> Json:
     try:
-        return await (await terminal.find_sandbox(client, reference)).receipt()
+        sandbox_id = (await terminal.find_sandbox(client, reference)).id
     except NotFoundError:
-        pass  # of a deleted one there is a receipt and nothing else
+        sandbox_id = reference  # of a deleted one there is a receipt and nothing else
     try:
-        found: Json = await client.request("GET", _calls.sandbox_path(reference, "/receipt"))
+        found: Json = await client.request("GET", _calls.sandbox_path(sandbox_id, "/receipt"))
     except NotFoundError as none:
         none.hint = "`runtime usage` shows the ids of all that cost something, deleted ones too"
         raise
