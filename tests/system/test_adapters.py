@@ -6,22 +6,17 @@ second brings 145 MB of packages for calls that the others make too.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from runtimed.settings import default_cache_dir
+from tests.published import FETCH_S, python_with
 
 STORIES = Path(__file__).with_name("adapters")
-CLIENT = "withruntime==0.35.0"
-FETCH_S = 400
 STORY_S = 200
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(FETCH_S + STORY_S + 60)]
@@ -39,12 +34,6 @@ class Adapter:
     story: str
     pins: tuple[str, ...]
 
-    @property
-    def folder(self) -> Path:
-        """Its environment: another one for other versions and for another Python."""
-        key = "\n".join((*self.pins, CLIENT, sys.version))
-        return default_cache_dir() / f"adapter-{self.story}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-
 
 PYDANTIC_AI = Adapter(story="pydantic_ai", pins=("pydantic-ai-withruntime==0.1.0", "pydantic-ai-slim==2.68.0"))
 DEEP_AGENTS = Adapter(
@@ -53,38 +42,10 @@ DEEP_AGENTS = Adapter(
 OPENAI_AGENTS = Adapter(story="openai_agents", pins=("openai-agents-withruntime==0.1.0", "openai-agents==0.24.0"))
 
 
-def python_of(adapter: Adapter) -> Path:
-    """Its interpreter, in an environment in the user's cache that is made once. Skips where nothing can be fetched."""
-    folder = adapter.folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    python = folder / "bin" / "python"
-    with (folder.parent / ".adapters.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "ready").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
-            # Compiled when they are used: most of these packages never are.
-            pip = [*("-m", "pip", "--python", str(python)), *("install", "--quiet", "--no-compile")]
-            try:
-                # With the caller's proxies: this one download may need them.
-                fetched = subprocess.run(
-                    [sys.executable, *pip, "--disable-pip-version-check", *adapter.pins, CLIENT],
-                    capture_output=True,
-                    text=True,
-                    timeout=FETCH_S,
-                )
-            except subprocess.TimeoutExpired:
-                pytest.skip(f"{adapter.pins[0]} cannot be fetched here within {FETCH_S} s")
-            if fetched.returncode != 0:
-                pytest.skip(f"{adapter.pins[0]} cannot be fetched here: {fetched.stderr.strip()[-300:]}")
-            (folder / "ready").touch()
-    return python
-
-
 def told(adapter: Adapter, service: RunsSomewhere, cwd: Path) -> dict[str, Any]:
     """What the adapter's story saw: its last line, which is JSON."""
     env = {name: value for name, value in service.env.items() if name != "PYTHONPATH"}
-    # Isolated: with our own sources in the path, it would be our own client that is tried.
-    command = [str(python_of(adapter)), "-I", str(STORIES / f"{adapter.story}.py")]
+    command = [str(python_with(adapter.story, *adapter.pins)), "-I", str(STORIES / f"{adapter.story}.py")]
     ran = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=STORY_S)
 
     assert ran.returncode == 0, ran.stderr

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import pytest
-
-from runtimed.settings import default_cache_dir
+from tests.published import python_with
 
 from .conftest import Running, environment
-
-CLIENT = "withruntime==0.35.0"
 
 STORY = """
 import importlib.metadata, json
@@ -72,31 +65,13 @@ print(json.dumps(told))
 """
 
 
-@pytest.fixture(scope="session")
-def client_python() -> Path:
-    """The client in an environment of its own, in the user's cache: fetched once."""
-    folder = default_cache_dir() / "public-client-0.35.0"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    python = folder / "bin" / "python"
-    with (folder.parent / ".public-client.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "ready").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", CLIENT]
-            # With the caller's proxies: this one download may need them.
-            fetched = subprocess.run(pip, capture_output=True, text=True)
-            if fetched.returncode != 0:
-                pytest.skip(f"{CLIENT} cannot be fetched here: {fetched.stderr.strip()[-200:]}")
-            (folder / "ready").touch()
-    return python
-
-
-def test_the_published_client_does_its_whole_day_here(start: Callable[..., Running], client_python: Path) -> None:
+def test_the_published_client_does_its_whole_day_here(start: Callable[..., Running]) -> None:
     service = start()
     env = environment(RUNTIME_API_URL=service.url, RUNTIME_API_KEY=service.key)
 
-    # Isolated: with our own sources in PYTHONPATH, it would be our own client that is tried.
-    ran = subprocess.run([str(client_python), "-I", "-c", STORY], capture_output=True, text=True, env=env, timeout=120)
+    ran = subprocess.run(
+        [str(python_with("client")), "-I", "-c", STORY], capture_output=True, text=True, env=env, timeout=120
+    )
 
     assert ran.returncode == 0, f"{ran.stderr}\n{service.log.read_text()[-3000:]}"
     assert json.loads(ran.stdout) == {

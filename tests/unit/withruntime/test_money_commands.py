@@ -1,6 +1,7 @@
 """The commands about money print tables for people and the service's own JSON for programs."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,7 @@ class Told:
         self.answers = answers
         self.asked: list[Any] = []
         self.limits = self.audit = self
+        self.deleted: set[str] = set()
 
     async def get(self) -> Any:
         return self.answers["limits"]
@@ -80,9 +82,6 @@ class Told:
 
     async def verify(self) -> Any:
         return self.answers["verify"]
-
-    async def receipt(self) -> Any:
-        return self.answers["receipt"]
 
     async def request(self, method: str, path: str, *, query: Any = None) -> Any:
         self.asked.append((method, path, dict(query or {})))
@@ -100,8 +99,10 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
         def work_with(work: Any) -> None:
             raise typer.Exit(asyncio.run(work(client)) or 0)
 
-        async def found(_: Any, reference: str) -> Told:
-            return client
+        async def found(_: Any, reference: str) -> Any:
+            if reference in client.deleted:
+                raise NotFoundError(f"there is no sandbox {reference!r}", code="not_found", status=404)
+            return SimpleNamespace(id=f"id-of-{reference}")
 
         monkeypatch.setattr(terminal, "run", work_with)
         monkeypatch.setattr(terminal, "find_sandbox", found)
@@ -128,13 +129,10 @@ def test_what_is_only_held_is_not_called_used(command: Any) -> None:
     assert "comes back" in shown.stderr
 
 
-def test_the_receipt_of_a_deleted_sandbox_is_asked_for_by_its_id(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_receipt_of_a_deleted_sandbox_is_asked_for_by_its_id(command: Any) -> None:
     client = Told(**{"/v1/sandboxes/gone/receipt": RECEIPT})
 
-    async def no_sandbox() -> Any:
-        raise NotFoundError("there is no sandbox 'gone'", code="not_found", status=404)
-
-    monkeypatch.setattr(client, "receipt", no_sandbox)
+    client.deleted = {"gone"}
     shown = command(client, "sandbox", "receipt", "gone", "--json")
 
     assert json.loads(shown.stdout) == RECEIPT
@@ -182,7 +180,7 @@ def test_a_chain_that_was_touched_is_an_error(command: Any, checked: Any, code: 
 
 
 def test_a_receipt_has_its_lines_and_its_total(command: Any) -> None:
-    shown = command(Told(receipt=RECEIPT), "sandbox", "receipt", "sbx")
+    shown = command(Told(**{"/v1/sandboxes/id-of-sbx/receipt": RECEIPT}), "sandbox", "receipt", "sbx")
 
     assert [part for part in ("$0.000097", "$0.03125", "$0.031347") if part not in shown.stdout] == []
     assert "waited 99% of its time" in shown.stderr
