@@ -19,7 +19,6 @@ from runtimed.node.vmm.base import MachinePlan
 from runtimed.node.vmm.processes import ProcessMark
 from runtimed.node.vmm.qemu import QemuDriver
 
-from .emulator import install
 from .host import Host, spec_of
 from .hurried import hurry
 
@@ -38,14 +37,6 @@ class Room:
     def check(self, path: Path) -> None:
         if self.full and not path.exists():
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    made = Host(state=tmp_path / "state")
-    made.state.mkdir()
-    install(made.emulator, monkeypatch)
-    return made
 
 
 @pytest.fixture

@@ -18,20 +18,11 @@ from runtimed.node.vmm.processes import ProcessMark
 
 from .asked import BOX, CONTENT, KIDS, MOVES, Asked, looks_on
 from .awaits import Driven
-from .emulator import install
 from .host import SHAPE, Host, Picture, before_each_change, spec_of
 from .hurried import hurry
 
 LOOKS_ON = ("watch", "exit", "reopen", "look", "spares")
 SETTLED_S = 30.0
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    host = Host(state=tmp_path / "state")
-    host.state.mkdir()
-    install(host.emulator, monkeypatch)
-    return host
 
 
 Act = Callable[[Host], Awaitable[object]]

@@ -20,18 +20,8 @@ from runtimed.node.vmm.qemu import QemuDriver
 
 from .asked import BOX, MOVES, PICTURES_MIN, Asked, looks_on, settled
 from .awaits import Driven
-from .emulator import install
 from .host import Host, Picture, before_each_change
 from .hurried import hurry
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    host = Host(state=tmp_path / "state")
-    (tmp_path / "state").mkdir()
-    install(host.emulator, monkeypatch)
-    return host
-
 
 Swept = Callable[[Asked, int], Awaitable[Driven]]
 

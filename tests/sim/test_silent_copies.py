@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from runtimed.core.errors import StartFailed
 from runtimed.core.ids import SandboxId
 from runtimed.wire.streams import Stream
 
-from .emulator import Wire, install
+from .emulator import Wire
 from .host import Host, spec_of
 from .hurried import hurry
 
 BOX = SandboxId("0b9c8a51-4a7e-4f0e-9d6c-1f3f5b7f2a11")
 COPY = SandboxId("0b9c8a51-4a7e-4f0e-9d6c-1f3f5b7f2b00")
 SNAPSHOT = "snapshot-1"
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    made = Host(state=tmp_path / "state")
-    made.state.mkdir()
-    install(made.emulator, monkeypatch)
-    return made
 
 
 def silent(times: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
